@@ -1,0 +1,422 @@
+"""Configurations of models and mixers: frozen, keyword-only, an exact round trip through plain JSON values.
+
+Every configuration has `to_dict()` and `from_dict(values)`. An unknown key, a missing one or a value of the wrong
+type is a `ConfigError` that names the key, the value and what is accepted.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, Self
+
+from models.errors import ConfigError, closest
+
+
+class _Config:
+    """Type checks on construction, and the round trip."""
+
+    def __post_init__(self):
+        for name, kind in _hints(type(self)).items():
+            object.__setattr__(
+                self, name, _checked(getattr(self, name), kind, f"{type(self).__name__}.{name}")
+            )
+        self._check()
+
+    def _check(self) -> None:
+        """Raises ConfigError where values are well typed but do not fit together."""
+
+    def _require(self, condition: bool, name: str, accepted: str) -> None:
+        if not condition:
+            raise ConfigError(
+                f"{type(self).__name__}.{name} is {getattr(self, name)!r}; accepted: {accepted}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The configuration as JSON values (tuples become lists)."""
+        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """The configuration that `to_dict` gave these values for.
+
+        Raises:
+            ConfigError: an unknown key (with the closest matches), a missing key, or a value that is not accepted.
+        """
+        if not isinstance(values, dict):
+            raise ConfigError(f"{cls.__name__} needs a dictionary, not {type(values).__name__}: {values!r}")
+        known = {f.name: f for f in dataclasses.fields(cls)}
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"{cls.__name__} has no key {key!r}{closest(str(key), known)}")
+        for name, f in known.items():
+            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+            if required and name not in values:
+                raise ConfigError(f"{cls.__name__} needs the key {name!r}")
+        return cls(**values)
+
+    def replace(self, **changes) -> Self:
+        """A copy with some fields changed."""
+        return type(self).from_dict({**self.to_dict(), **{k: _plain(v) for k, v in changes.items()}})
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeConfig(_Config):
+    """Rotary positions.
+
+    `rotary_dim` None turns the whole head. `layout` says which entries form a pair: "half" (n, n + rotary_dim/2) or
+    "adjacent" (2n, 2n+1). `scaling` is None or a dictionary with "type":
+    "linear" (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor, high_freq_factor,
+    original_length) · "yarn" (factor, original_length; optional beta_fast, beta_slow, ramp "index"|"rotations",
+    truncate, attention_factor).
+    """
+
+    base: float = 10000.0
+    rotary_dim: int | None = None
+    layout: Literal["half", "adjacent"] = "half"
+    scaling: dict[str, Any] | None = field(default=None, hash=False)
+
+    def _check(self) -> None:
+        self._require(self.base > 1, "base", "a number above 1")
+        self._require(
+            self.rotary_dim is None or _positive_even(self.rotary_dim), "rotary_dim", "a positive even number"
+        )
+        if self.scaling is None:
+            return
+        kind = self.scaling.get("type")
+        if kind not in ROPE_SCALING:
+            raise ConfigError(f"RopeConfig.scaling has type {kind!r}; accepted: {', '.join(ROPE_SCALING)}")
+        required, optional = ROPE_SCALING[kind]
+        for key in self.scaling:
+            if key not in ("type", *required, *optional):
+                raise ConfigError(
+                    f"RopeConfig.scaling of type {kind!r} has no key {key!r}"
+                    f"{closest(key, required + optional)}"
+                )
+        for key in required:
+            if key not in self.scaling:
+                raise ConfigError(f"RopeConfig.scaling of type {kind!r} needs the key {key!r}")
+
+
+# The keys of each kind of RoPE scaling: required, optional.
+ROPE_SCALING = {
+    "linear": (("factor",), ()),
+    "dynamic": (("factor", "original_length"), ()),
+    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_length"), ()),
+    "yarn": (
+        ("factor", "original_length"),
+        ("beta_fast", "beta_slow", "ramp", "truncate", "attention_factor"),
+    ),
+}
+
+
+class MixerConfig(_Config):
+    """Base of the mixer configurations; `kind` is the name under which the mixer is registered."""
+
+    kind: str
+
+    def resolved(self, d_model: int) -> Self:
+        """The same configuration with every None that stands for a default width filled in."""
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxAttentionConfig(MixerConfig):
+    """Causal softmax attention, with grouped keys and values, a window and a learnable sink logit as options."""
+
+    kind: Literal["softmax"] = "softmax"
+    n_heads: int
+    n_kv_heads: int | None = None
+    d_head: int | None = None
+    window: int | None = None
+    sink: bool = False
+    qkv_bias: bool = False
+    out_bias: bool = False
+    d_conv: int = 0
+    qk_norm: bool = False
+    scale: float | None = None
+
+    def _check(self) -> None:
+        self._require(self.n_heads > 0, "n_heads", "a positive number")
+        self._require(
+            self.n_kv_heads is None or (self.n_kv_heads > 0 and self.n_heads % self.n_kv_heads == 0),
+            "n_kv_heads",
+            f"a divisor of n_heads = {self.n_heads}",
+        )
+        self._require(self.d_head is None or self.d_head > 0, "d_head", "a positive number")
+        self._require(self.window is None or self.window > 0, "window", "a positive number or None")
+        self._require(self.d_conv >= 0, "d_conv", "0 (none) or the number of taps")
+
+    def resolved(self, d_model: int) -> Self:
+        return self.replace(
+            n_kv_heads=self.n_kv_heads or self.n_heads, d_head=self.d_head or _divided(d_model, self.n_heads)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearAttentionConfig(MixerConfig):
+    """Linear attention with a feature map, normalised or not, with a short convolution as an option."""
+
+    kind: Literal["linear"] = "linear"
+    n_heads: int
+    d_head: int | None = None
+    feature_map: Literal["elu_plus_one", "relu", "identity"] = "elu_plus_one"
+    normalise: bool = True
+    eps: float = 1e-6
+    d_conv: int = 0
+    qkv_bias: bool = False
+    out_bias: bool = False
+
+    def _check(self) -> None:
+        self._require(self.n_heads > 0, "n_heads", "a positive number")
+        self._require(self.d_head is None or self.d_head > 0, "d_head", "a positive number")
+        self._require(self.eps >= 0, "eps", "a number of at least 0")
+        self._require(self.d_conv >= 0, "d_conv", "0 (none) or the number of taps")
+
+    def resolved(self, d_model: int) -> Self:
+        return self.replace(d_head=self.d_head or _divided(d_model, self.n_heads))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba1Config(MixerConfig):
+    """Mamba-1: convolution, selective scan per channel, gate. `constant_bcdt` makes it the S4D control."""
+
+    kind: Literal["mamba1"] = "mamba1"
+    d_inner: int | None = None
+    d_state: int = 16
+    d_conv: int = 4
+    dt_rank: int | None = None
+    conv_bias: bool = True
+    proj_bias: bool = False
+    dt_min: float = 1e-3
+    dt_max: float = 0.1
+    init: Literal["standard", "slow"] = "standard"
+    constant_bcdt: bool = False
+
+    def _check(self) -> None:
+        for name in ("d_state", "d_conv"):
+            self._require(getattr(self, name) > 0, name, "a positive number")
+        for name in ("d_inner", "dt_rank"):
+            self._require(
+                getattr(self, name) is None or getattr(self, name) > 0, name, "a positive number or None"
+            )
+        self._require(0 < self.dt_min <= self.dt_max, "dt_min", f"above 0 and at most dt_max = {self.dt_max}")
+
+    def resolved(self, d_model: int) -> Self:
+        return self.replace(
+            d_inner=self.d_inner or 2 * d_model, dt_rank=self.dt_rank or math.ceil(d_model / 16)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Config(MixerConfig):
+    """Mamba-2 (SSD). One of `d_head` and `n_heads` may be left out; heads of 64 where both are (or of d_inner if less)."""
+
+    kind: Literal["mamba2"] = "mamba2"
+    d_inner: int | None = None
+    d_head: int | None = None
+    n_heads: int | None = None
+    d_state: int = 64
+    n_groups: int = 1
+    d_conv: int = 4
+    conv_bias: bool = True
+    proj_bias: bool = False
+    gated_norm: bool = True
+    norm_eps: float = 1e-5
+    init: Literal["standard", "slow"] = "standard"
+    dt_min: float = 1e-3
+    dt_max: float = 0.1
+    dt_limits: tuple[float, float] | None = None
+
+    def _check(self) -> None:
+        for name in ("d_state", "n_groups", "d_conv"):
+            self._require(getattr(self, name) > 0, name, "a positive number")
+        for name in ("d_inner", "d_head", "n_heads"):
+            self._require(
+                getattr(self, name) is None or getattr(self, name) > 0, name, "a positive number or None"
+            )
+        self._require(0 < self.dt_min <= self.dt_max, "dt_min", f"above 0 and at most dt_max = {self.dt_max}")
+        self._require(
+            self.dt_limits is None or self.dt_limits[0] < self.dt_limits[1], "dt_limits", "None or low < high"
+        )
+
+    def resolved(self, d_model: int) -> Self:
+        d_inner = self.d_inner or 2 * d_model
+        d_head = self.d_head or (_divided(d_inner, self.n_heads) if self.n_heads else min(64, d_inner))
+        n_heads = self.n_heads or _divided(d_inner, d_head)
+        if n_heads * d_head != d_inner:
+            raise ConfigError(
+                f"Mamba2Config needs n_heads * d_head = d_inner, but {n_heads} * {d_head} is not {d_inner}"
+            )
+        if n_heads % self.n_groups:
+            raise ConfigError(
+                f"Mamba2Config.n_groups is {self.n_groups}; accepted: a divisor of n_heads = {n_heads}"
+            )
+        return self.replace(d_inner=d_inner, d_head=d_head, n_heads=n_heads)
+
+
+# kind -> configuration. A new mixer adds its configuration here.
+MIXER_CONFIGS: dict[str, type[MixerConfig]] = {
+    "softmax": SoftmaxAttentionConfig,
+    "linear": LinearAttentionConfig,
+    "mamba1": Mamba1Config,
+    "mamba2": Mamba2Config,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLPConfig(_Config):
+    """A block's MLP: `act(x W_in)`, or `act(x W_gate) * (x W_in)` when gated, then W_out. Names of `act`: blocks.py."""
+
+    d_mlp: int
+    act: Literal["relu", "relu2", "gelu", "gelu_new", "silu"] = "gelu"
+    gated: bool = False
+    bias: bool = True
+
+    def _check(self) -> None:
+        self._require(self.d_mlp > 0, "d_mlp", "a positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LanguageModelConfig(_Config):
+    """A language model of `n_layers` blocks, each with its own mixer.
+
+    `out_init_scale` multiplies `init_std` for the weights that write to the residual stream; None is 1/sqrt(2 n_layers).
+    `residual_in_fp32` keeps the residual stream in float32 when the weights are of a lower precision.
+    `bos` is the id of the beginning-of-sequence token that the model was trained with, None where there was none.
+    """
+
+    d_model: int
+    n_layers: int
+    d_vocab: int
+    n_ctx: int
+    mixers: tuple[MixerConfig, ...]
+    mlp: MLPConfig | None = None
+    norm: Literal["rms", "layer", "none"] = "rms"
+    norm_eps: float = 1e-5
+    norm_bias: bool = False
+    positions: Literal["learned", "rope", "none"] = "none"
+    rope: RopeConfig | None = None
+    tied: bool = False
+    parallel_residual: bool = False
+    unembed_bias: bool = False
+    residual_in_fp32: bool = False
+    init_std: float = 0.02
+    out_init_scale: float | None = None
+    seed: int = 0
+    bos: int | None = None
+
+    def _check(self) -> None:
+        for name in ("d_model", "n_layers", "d_vocab", "n_ctx"):
+            self._require(getattr(self, name) > 0, name, "a positive number")
+        if len(self.mixers) != self.n_layers:
+            raise ConfigError(
+                f"LanguageModelConfig.mixers has {len(self.mixers)} entries; accepted: one for each of the "
+                f"n_layers = {self.n_layers} layers"
+            )
+        self._require(
+            (self.rope is None) == (self.positions != "rope"),
+            "rope",
+            f"a RopeConfig exactly when positions is 'rope' (it is {self.positions!r})",
+        )
+        self._require(
+            not self.norm_bias or self.norm == "layer", "norm_bias", f"False with norm {self.norm!r}"
+        )
+        self._require(
+            not self.parallel_residual or self.mlp is not None, "parallel_residual", "False without an MLP"
+        )
+        self._require(
+            self.bos is None or 0 <= self.bos < self.d_vocab, "bos", f"None or 0..{self.d_vocab - 1}"
+        )
+        for mixer in self.mixers:
+            mixer.resolved(self.d_model)
+
+    @property
+    def residual_scale(self) -> float:
+        """Factor on `init_std` for weights that write to the residual stream."""
+        return (2 * self.n_layers) ** -0.5 if self.out_init_scale is None else self.out_init_scale
+
+    def fingerprint(self) -> str:
+        """Sixteen hexadecimal digits that two configurations share exactly when they are equal."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def mixer_config(values: dict[str, Any]) -> MixerConfig:
+    """The mixer configuration that a dictionary with "kind" describes.
+
+    Raises:
+        ConfigError: no "kind", an unknown one, or values that its configuration refuses.
+    """
+    kind = values.get("kind")
+    if kind not in MIXER_CONFIGS:
+        raise ConfigError(f"a mixer has kind {kind!r}; accepted: {', '.join(MIXER_CONFIGS)}")
+    return MIXER_CONFIGS[kind].from_dict(values)
+
+
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def _checked(value: Any, kind: Any, name: str) -> Any:
+    """`value` as the annotated type: int -> float and list -> tuple are the only conversions."""
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if origin in (types.UnionType, typing.Union):
+        if value is None and type(None) in args:
+            return None
+        return _checked(value, next(a for a in args if a is not type(None)), name)
+    if origin is Literal:
+        if value not in args:
+            raise ConfigError(f"{name} is {value!r}; accepted: {', '.join(map(repr, args))}")
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)) or (args[-1] is not Ellipsis and len(value) != len(args)):
+            raise ConfigError(
+                f"{name} is {value!r}; accepted: a list"
+                + ("" if args[-1] is Ellipsis else f" of {len(args)}")
+            )
+        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
+        return tuple(
+            _checked(v, k, f"{name}[{i}]") for i, (v, k) in enumerate(zip(value, kinds, strict=True))
+        )
+    if isinstance(kind, type) and issubclass(kind, _Config):
+        if isinstance(value, dict):
+            return mixer_config(value) if kind is MixerConfig else kind.from_dict(value)
+        if isinstance(value, kind):
+            return value
+    elif origin is dict:
+        if isinstance(value, dict):
+            return dict(value)
+    elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if math.isfinite(value):
+            return float(value)
+    elif type(value) is kind:
+        return value
+    wanted = "a finite number" if kind is float else getattr(kind, "__name__", str(kind))
+    raise ConfigError(f"{name} is {value!r}; accepted: {wanted}")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Config):
+        return value.to_dict()
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _positive_even(n: int) -> bool:
+    return n > 0 and n % 2 == 0
+
+
+def _divided(width: int, n: int) -> int:
+    if width % n:
+        raise ConfigError(
+            f"a width of {width} does not divide into {n} equal heads; give d_head or another n_heads"
+        )
+    return width // n
