@@ -7,20 +7,20 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
-    "detect": "interp.detect",
     "DetectionReport": "interp.records",
     "CheckpointScores": "interp.records",
     "HeadScore": "interp.records",
     "AttentionMap": "interp.records",
     "RepeatedTokens": "interp.sequences",
     "repeated_tokens": "interp.sequences",
-    "open_subject": "interp.subject",
+    "Subject": "interp.subject",
+    "documents": "interp.corpus",
+    "split_by_document": "interp.corpus",
     "DetectionError": "interp.errors",
     "UnknownHook": "models.errors",
     "HookNotFired": "models.errors",
 }
-# Functions whose module bears the same name stay reachable as interp.<module>.<function>:
-# prefix_matching, previous_token, copying, in_context_learning.
+# `detect` is not here: `interp.detect` is a module, and its function is `interp.detect.detect`.
 
 __all__ = sorted(_EXPORTS)
 
