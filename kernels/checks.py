@@ -1,0 +1,107 @@
+"""What every operator checks before it computes: axes, dtypes, devices, the backend and the accumulation precision."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from kernels import KernelError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+# Operators that have Triton kernels; each kernel file adds its name here when it lands.
+TRITON_OPERATORS: frozenset[str] = frozenset()
+
+
+def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **sizes: int) -> dict[str, int]:
+    """Bind axis names to sizes over all tensors of a call; absent (None) tensors are passed over.
+
+    Args:
+        operator: Name used in the error.
+        axes: Tensor name to (tensor, "axis axis ..."). The same axis name must have the same size everywhere.
+        sizes: Sizes that are known beforehand.
+
+    Returns:
+        Axis name to size.
+
+    Raises:
+        KernelError: Another number of axes, another size, a dtype that is not floating, or two devices.
+    """
+    device: tuple[str, torch.device] | None = None
+    for name, (tensor, spec) in axes.items():
+        if tensor is None:
+            continue
+        names = spec.split()
+        if tensor.ndim != len(names):
+            raise KernelError(f"{operator}: {name} has shape {tuple(tensor.shape)}, accepted is [{spec}]")
+        if not (tensor.is_floating_point() or tensor.is_complex()):
+            raise KernelError(f"{operator}: {name} has dtype {tensor.dtype}, accepted are floating-point dtypes")
+        if device is None:
+            device = (name, tensor.device)
+        elif tensor.device != device[1]:
+            raise KernelError(f"{operator}: {name} is on {tensor.device}, but {device[0]} is on {device[1]}")
+        for axis, size in zip(names, tensor.shape, strict=True):
+            if sizes.setdefault(axis, size) != size:
+                raise KernelError(
+                    f"{operator}: {name} has shape {tuple(tensor.shape)} for [{spec}], "
+                    f"but {axis} is {sizes[axis]} elsewhere"
+                )
+    return sizes
+
+
+def check_groups(operator: str, n_heads: int, **groups: int) -> None:
+    """Raise KernelError unless every number of groups divides the number of heads."""
+    for name, count in groups.items():
+        if count < 1 or n_heads % count:
+            raise KernelError(f"{operator}: {name} has {count} heads, accepted are divisors of {n_heads}")
+
+
+def resolve_backend(operator: str, backend: str | None, tensor: Tensor) -> str:
+    """The backend that computes a call: the tensor's device decides, an explicit request is met or refused.
+
+    Returns:
+        "triton" for a CUDA tensor where the operator has Triton kernels, else "torch".
+
+    Raises:
+        KernelError: A backend that is unknown, or not available for this operator or device.
+    """
+    has_triton = operator in TRITON_OPERATORS
+    if backend is None:
+        return "triton" if has_triton and tensor.is_cuda else "torch"
+    if backend not in ("torch", "triton"):
+        raise KernelError(f"{operator}: backend {backend!r} is unknown, accepted are 'torch' and 'triton'")
+    if backend == "triton" and not has_triton:
+        raise KernelError(f"{operator}: backend 'triton' is not available for this operator, accepted is 'torch'")
+    if backend == "triton" and not tensor.is_cuda:
+        raise KernelError(f"{operator}: backend 'triton' needs CUDA tensors, got {tensor.device}")
+    return backend
+
+
+def resolve_form(operator: str, form: str, forms: dict[str, Callable]) -> Callable:
+    """The function of a named form; raises KernelError for a name that is not one of them."""
+    if form not in forms:
+        raise KernelError(f"{operator}: form {form!r} is unknown, accepted are {sorted(forms)}")
+    return forms[form]
+
+
+def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
+    """float64 if any tensor is float64 (or complex128), else float32."""
+    wide = (torch.float64, torch.complex128)
+    return torch.float64 if any(t is not None and t.dtype in wide for t in tensors) else torch.float32
+
+
+def without_autocast(function: Callable[P, R]) -> Callable[P, R]:
+    """Switch autocast off inside an operator, so that its sums stay in the accumulation dtype."""
+
+    @wraps(function)
+    def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+        device = next((a.device.type for a in args if isinstance(a, Tensor)), "cpu")
+        if not torch.is_autocast_enabled(device):
+            return function(*args, **kwargs)
+        with torch.autocast(device, enabled=False):
+            return function(*args, **kwargs)
+
+    return wrapped

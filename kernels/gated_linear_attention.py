@@ -1,0 +1,261 @@
+"""Linear attention without decay, with a scalar decay (retention, Mamba-2's SSD) or a decay per key channel (GLA).
+
+S_t = diag(exp(log_decay_t)) S_{t-1} + w_t k_t v_t^T;  z_t likewise with 1 in place of v;  o_t = scale q_t^T S_t,
+divided by (scale q_t^T z_t + eps) if `normalise`.
+A_ij = scale sum_d q_id k_jd w_j exp(sum_{r=j+1..i} log_decay_rd): a step's decay acts before its own write.
+
+Glossary: log_decay <= 0, natural log, None | [head] | [batch seq head] | [batch seq head d_k]; k_weight = w (Mamba-2's dt).
+q and k may have fewer heads than v (groups): head h reads group h // (n_heads / n_groups).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels import KernelError
+from kernels.checks import accumulation_dtype, check_axes, check_groups, without_autocast
+
+OPERATOR = "gated_linear_attention"
+Queries = Float[Tensor, "batch seq _ d_k"]
+Values = Float[Tensor, "batch seq head d_v"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearState:
+    """Sum of decayed key-value products `s`, and of decayed keys `z` where the output is normalised."""
+
+    s: Float[Tensor, "batch head d_k d_v"]
+    z: Float[Tensor, "batch head d_k"] | None = None
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    """elu(x) + 1, as exp(x) for x <= 0, so that very negative x keep their digits."""
+    return torch.where(x > 0, x + 1, torch.exp(torch.clamp(x, max=0)))
+
+
+def identity(x: Tensor) -> Tensor:
+    """The feature map that changes nothing."""
+    return x
+
+
+FEATURE_MAPS = {"elu_plus_one": elu_plus_one, "identity": identity, "relu": torch.relu}
+
+
+@without_autocast
+def pattern(
+    q: Queries,
+    k: Queries,
+    *,
+    log_decay: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    scale: float = 1.0,
+    normalise: bool = False,
+    eps: float = 0.0,
+    state: LinearState | None = None,
+) -> Float[Tensor, "batch head dest=seq src=seq"]:
+    """Implied attention; signed, and without `normalise` rows do not sum to 1.
+
+    Args:
+        q, k: After their feature map.
+        log_decay: None, [head], [batch seq head] or [batch seq head d_k]; natural log, at most 0.
+        k_weight: None or [batch seq head], multiplies k.
+        scale: Multiplies q.
+        normalise: Divide each row by its sum (plus what the initial z adds) plus eps.
+        eps: Added to the denominator as it is.
+        state: Initial state; only its z is used, and only by `normalise`.
+
+    Raises:
+        KernelError: Shapes that disagree; `normalise` with a state that has no z.
+
+    Source: Katharopoulos et al. 2020, arXiv:2006.16236; Yang et al. 2023, arXiv:2312.06635; Dao and Gu 2024, arXiv:2405.21060.
+    """
+    q, k, decay = _prepare(q, k, None, log_decay, k_weight, scale, state, normalise)
+    weights = _raw_pattern(q, k, decay)
+    if not normalise:
+        return weights
+    return weights / _denominator(weights, q, decay, state, eps)
+
+
+@without_autocast
+def parallel(
+    q: Queries,
+    k: Queries,
+    v: Values,
+    *,
+    log_decay: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    scale: float = 1.0,
+    normalise: bool = False,
+    eps: float = 0.0,
+    state: LinearState | None = None,
+) -> tuple[Values, LinearState]:
+    """Readable form: pattern @ v, plus what the initial state adds. Options as in `pattern`.
+
+    Returns:
+        (output [batch seq head d_v], state after the last step).
+    """
+    dtype = v.dtype
+    q, k, decay = _prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
+    v = v.to(q.dtype)
+    weights = _raw_pattern(q, k, decay)
+    output = torch.einsum("bhij,bjhv->bihv", weights, v)
+    from_start = torch.exp(_cumulative(decay, q)).to(q.dtype)
+    if state is not None:
+        output = output + torch.einsum("bihd,bhdv->bihv", q * from_start, state.s.to(q.dtype))
+    if normalise:
+        output = output / _denominator(weights, q, decay, state, eps).transpose(1, 2)
+    total = _cumulative(decay, q)
+    to_end = k * torch.exp(total[:, -1:] - total).to(q.dtype)
+    s = torch.einsum("bjhd,bjhv->bhdv", to_end, v)
+    z = to_end.sum(dim=1) if normalise else None
+    if state is not None:
+        s = s + from_start[:, -1, :, :, None] * state.s
+        z = z + from_start[:, -1] * state.z if normalise else None
+    return output.to(dtype), LinearState(s=s, z=z)
+
+
+@without_autocast
+def step(
+    q: Float[Tensor, "batch _ d_k"],
+    k: Float[Tensor, "batch _ d_k"],
+    v: Float[Tensor, "batch head d_v"],
+    *,
+    log_decay: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    scale: float = 1.0,
+    normalise: bool = False,
+    eps: float = 0.0,
+    state: LinearState | None = None,
+) -> tuple[Float[Tensor, "batch head d_v"], LinearState]:
+    """One position, constant time. log_decay: None, [head], [batch head] or [batch head d_k]; k_weight: [batch head]."""
+    check_axes(OPERATOR, {"q": (q, "batch q_head d_k"), "k": (k, "batch k_head d_k"), "v": (v, "batch head d_v")})
+    dtype = v.dtype
+    if log_decay is not None and log_decay.ndim > 1:
+        log_decay = log_decay[:, None]
+    k_weight = None if k_weight is None else k_weight[:, None]
+    q, k, decay = _prepare(q[:, None], k[:, None], v[:, None], log_decay, k_weight, scale, state, normalise)
+    q, k, v = q[:, 0], k[:, 0], v.to(q.dtype)
+    s = k[..., :, None] * v[..., None, :]
+    z = k if normalise else None
+    if state is not None:
+        kept = torch.exp(decay[:, 0])
+        s = s + kept[..., None] * state.s
+        z = z + kept * state.z if normalise else None
+    output = torch.einsum("bhd,bhdv->bhv", q, s)
+    if normalise:
+        output = output / ((q * z).sum(dim=-1, keepdim=True) + eps)
+    return output.to(dtype), LinearState(s=s, z=z)
+
+
+@without_autocast
+def recurrent(
+    q: Queries,
+    k: Queries,
+    v: Values,
+    *,
+    log_decay: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    scale: float = 1.0,
+    normalise: bool = False,
+    eps: float = 0.0,
+    state: LinearState | None = None,
+) -> tuple[Values, LinearState]:
+    """Token by token through `step`. Arguments and results as in `parallel`."""
+    _prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
+    outputs = []
+    for t in range(q.shape[1]):
+        decay_t = log_decay[:, t] if log_decay is not None and log_decay.ndim > 1 else log_decay
+        weight_t = None if k_weight is None else k_weight[:, t]
+        output, state = step(
+            q[:, t], k[:, t], v[:, t], log_decay=decay_t, k_weight=weight_t, scale=scale, normalise=normalise,
+            eps=eps, state=state,
+        )  # fmt: skip
+        outputs.append(output)
+    return torch.stack(outputs, dim=1), state
+
+
+def _prepare(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    log_decay: Tensor | None,
+    k_weight: Tensor | None,
+    scale: float,
+    state: LinearState | None,
+    normalise: bool,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Check everything; give scaled q, weighted k and the decay per head as [batch seq head (d_k or 1)], accumulation dtype."""
+    if log_decay is not None and log_decay.ndim not in (1, 3, 4):
+        raise KernelError(f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [head], "
+                          "[batch seq head] and [batch seq head d_k]")  # fmt: skip
+    decay_axes = {1: "head", 3: "batch seq head", 4: "batch seq head d_k"}[3 if log_decay is None else log_decay.ndim]
+    counts = [t.shape[2] for t in (v, q, k, k_weight) if t is not None and t.ndim > 2]
+    heads = v.shape[2] if v is not None and v.ndim == 4 else max(counts)
+    if v is None and log_decay is not None:
+        heads = max(heads, log_decay.shape[0 if log_decay.ndim == 1 else 2])
+    sizes = check_axes(
+        OPERATOR,
+        {
+            "q": (q, "batch seq q_head d_k"),
+            "k": (k, "batch seq k_head d_k"),
+            "v": (v, "batch seq head d_v"),
+            "log_decay": (log_decay, decay_axes),
+            "k_weight": (k_weight, "batch seq head"),
+            "state.s": (None if state is None else state.s, "batch head d_k d_v"),
+            "state.z": (None if state is None else state.z, "batch head d_k"),
+        },
+        head=heads,
+    )
+    check_groups(OPERATOR, heads, q=sizes["q_head"], k=sizes["k_head"])
+    if sizes["seq"] < 1:
+        raise KernelError(f"{OPERATOR}: q has shape {tuple(q.shape)}, accepted are sequences of at least 1")
+    if normalise and state is not None and state.z is None:
+        raise KernelError(f"{OPERATOR}: normalise=True needs a state with z, got z=None")
+    acc = accumulation_dtype(q, k, v, log_decay, k_weight)
+    q = q.to(acc).repeat_interleave(heads // sizes["q_head"], dim=2) * scale
+    k = k.to(acc).repeat_interleave(heads // sizes["k_head"], dim=2)
+    if k_weight is not None:
+        k = k * k_weight.to(acc)[..., None]
+    return q, k, _decay(log_decay, q)
+
+
+def _decay(log_decay: Tensor | None, q: Tensor) -> Tensor:
+    """The log decay as [batch seq head (d_k or 1)]."""
+    if log_decay is None:
+        return q.new_zeros(*q.shape[:3], 1)
+    if log_decay.ndim == 1:
+        return log_decay.to(q.dtype).expand(q.shape[:3])[..., None]
+    return log_decay.to(q.dtype) if log_decay.ndim == 4 else log_decay.to(q.dtype)[..., None]
+
+
+def _cumulative(decay: Tensor, q: Tensor) -> Tensor:
+    """Log decay from the start up to and including each step, in float64: differences of it keep their digits."""
+    return decay.double().cumsum(dim=1)
+
+
+def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
+    """Unnormalised A [batch head dest src]. One key channel at a time where each has its own decay."""
+    seq = q.shape[1]
+    causal = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
+    total = _cumulative(decay, q).permute(0, 2, 3, 1)
+
+    def decays(channel: int) -> Tensor:
+        summed = total[:, :, channel, :, None] - total[:, :, channel, None, :]
+        return torch.exp(summed.masked_fill(~causal, -torch.inf)).to(q.dtype)
+
+    if decay.shape[-1] == 1:
+        return torch.einsum("bihd,bjhd->bhij", q, k) * decays(0)
+    products = (torch.einsum("bih,bjh->bhij", q[..., d], k[..., d]) * decays(d) for d in range(q.shape[-1]))
+    return sum(products)
+
+
+def _denominator(weights: Tensor, q: Tensor, decay: Tensor, state: LinearState | None, eps: float) -> Tensor:
+    """What a normalised row is divided by [batch head dest 1]."""
+    rows = weights.sum(dim=-1)
+    if state is not None:
+        from_start = torch.exp(_cumulative(decay, q)).to(q.dtype)
+        rows = rows + torch.einsum("bihd,bhd->bhi", q * from_start, state.z)
+    return (rows + eps)[..., None]

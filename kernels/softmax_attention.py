@@ -1,0 +1,131 @@
+"""Causal softmax attention with grouped key/value heads, a sliding window and a learnable sink.
+
+s_ij = scale <q_i, k_j>;  A_ij = exp(s_ij) / (exp(sink_h) + sum_l exp(s_il)) over the allowed l: i - window < l <= i.
+Query head h reads key/value head h // (n_heads / n_kv_heads). Queries may be the last of the positions of the keys.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels import KernelError
+from kernels.checks import accumulation_dtype, check_axes, check_groups, resolve_backend, without_autocast
+
+Queries = Float[Tensor, "batch dest head d_head"]
+Keys = Float[Tensor, "batch src kv_head d_head"]
+Values = Float[Tensor, "batch src kv_head d_v"]
+Sink = Float[Tensor, " head"]
+Output = Float[Tensor, "batch dest head d_v"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVState:
+    """Key/value cache. With a window only the last window - 1 positions are kept; `length` counts all that were seen."""
+
+    k: Float[Tensor, "batch kept kv_head d_head"]
+    v: Float[Tensor, "batch kept kv_head d_v"]
+    length: int
+
+
+@without_autocast
+def pattern(
+    q: Queries, k: Keys, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+) -> Float[Tensor, "batch head dest src"]:
+    """Attention probabilities; rows sum to 1 without a sink, to less with one.
+
+    Args:
+        scale: Multiplies the logits; default 1 / sqrt(d_head).
+        window: Positions that a query sees, itself included; None is all before it.
+        sink: Logit per head that stands in the denominator only; not scaled.
+
+    Raises:
+        KernelError: Shapes that disagree, more queries than keys, a window below 1.
+
+    Source: Vaswani et al. 2017, arXiv:1706.03762; window 2004.05150; sink 2309.17453 as a learned logit.
+    """
+    _check(q, k, None, window, sink)
+    acc = accumulation_dtype(q, k)
+    keys = k.to(acc).repeat_interleave(q.shape[2] // k.shape[2], dim=2)
+    scores = torch.einsum("bihd,bjhd->bhij", q.to(acc), keys) * _scale(q, scale)
+    scores = scores.masked_fill(~_allowed(q.shape[1], k.shape[1], window, q.device), -math.inf)
+    if sink is None:
+        return torch.softmax(scores, dim=-1)
+    column = sink.to(acc)[None, :, None, None].expand(*scores.shape[:3], 1)
+    return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
+
+
+@without_autocast
+def parallel(
+    q: Queries, k: Keys, v: Values, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+) -> Output:
+    """Readable form: pattern @ v. Options as in `pattern`."""
+    _check(q, k, v, window, sink)
+    weights = pattern(q, k, scale=scale, window=window, sink=sink)
+    values = v.to(weights.dtype).repeat_interleave(q.shape[2] // v.shape[2], dim=2)
+    return torch.einsum("bhij,bjhd->bihd", weights, values).to(v.dtype)
+
+
+def empty_state(
+    batch: int, n_kv_heads: int, d_head: int, d_v: int, *, dtype: torch.dtype, device: torch.device | str
+) -> KVState:
+    """A cache that has seen nothing."""
+    k = torch.empty(batch, 0, n_kv_heads, d_head, dtype=dtype, device=device)
+    v = torch.empty(batch, 0, n_kv_heads, d_v, dtype=dtype, device=device)
+    return KVState(k=k, v=v, length=0)
+
+
+def step(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    state: KVState,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sink: Sink | None = None,
+) -> tuple[Output, KVState]:
+    """One or more new positions after the cached ones. Options as in `pattern`; the given state is left as it is.
+
+    Returns:
+        (output of the new positions, cache that includes them).
+    """
+    check_axes("softmax_attention", {"q": (q, "batch new head d_head"), "k": (k, "batch new kv_head d_head"),
+                                     "v": (v, "batch new kv_head d_v"), "state.k": (state.k, "batch kept kv_head d_head"),
+                                     "state.v": (state.v, "batch kept kv_head d_v")})  # fmt: skip
+    keys, values = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
+    output = parallel(q, keys, values, scale=scale, window=window, sink=sink)
+    kept = keys.shape[1] if window is None else min(keys.shape[1], window - 1)
+    start = keys.shape[1] - kept
+    return output, KVState(k=keys[:, start:], v=values[:, start:], length=state.length + k.shape[1])
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return 1 / math.sqrt(q.shape[-1]) if scale is None else scale
+
+
+def _allowed(n_dest: int, n_src: int, window: int | None, device: torch.device) -> Tensor:
+    """Mask [dest src]: True where the key is at or before the query and inside the window."""
+    dest = torch.arange(n_src - n_dest, n_src, device=device)[:, None]
+    src = torch.arange(n_src, device=device)[None, :]
+    return (src <= dest) if window is None else (src <= dest) & (src > dest - window)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor | None, window: int | None, sink: Tensor | None) -> None:
+    sizes = check_axes(
+        "softmax_attention",
+        {
+            "q": (q, "batch dest head d_head"),
+            "k": (k, "batch src kv_head d_head"),
+            "v": (v, "batch src kv_head d_v"),
+            "sink": (sink, "head"),
+        },
+    )
+    check_groups("softmax_attention", sizes["head"], k=sizes["kv_head"])
+    if not 1 <= sizes["dest"] <= sizes["src"]:
+        raise KernelError(f"softmax_attention: {sizes['dest']} queries for {sizes['src']} keys, accepted are 1 to as many")
+    if window is not None and window < 1:
+        raise KernelError(f"softmax_attention: window is {window}, accepted is None or at least 1")
