@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from jaxtyping import Float
 from torch import Tensor
-from torch.nn import functional as F
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, check_groups, without_autocast
+from kernels.checks import accumulation_dtype, check_axes, check_groups, resolve_backend, resolve_form, without_autocast
+from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "gated_linear_attention"
 Queries = Float[Tensor, "batch seq _ d_k"]
@@ -102,13 +102,12 @@ def parallel(
     v = v.to(q.dtype)
     weights = _raw_pattern(q, k, decay)
     output = torch.einsum("bhij,bjhv->bihv", weights, v)
-    from_start = torch.exp(_cumulative(decay, q)).to(q.dtype)
+    from_start = torch.exp(decay.cumsum(dim=1))
     if state is not None:
         output = output + torch.einsum("bihd,bhdv->bihv", q * from_start, state.s.to(q.dtype))
     if normalise:
         output = output / _denominator(weights, q, decay, state, eps).transpose(1, 2)
-    total = _cumulative(decay, q)
-    to_end = k * torch.exp(total[:, -1:] - total).to(q.dtype)
+    to_end = k * torch.exp(suffix_sum(decay, dim=1))
     s = torch.einsum("bjhd,bjhv->bhdv", to_end, v)
     z = to_end.sum(dim=1) if normalise else None
     if state is not None:
@@ -177,6 +176,30 @@ def recurrent(
     return torch.stack(outputs, dim=1), state
 
 
+def gated_linear_attention(
+    q: Queries,
+    k: Queries,
+    v: Values,
+    *,
+    log_decay: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    scale: float = 1.0,
+    normalise: bool = False,
+    eps: float = 0.0,
+    state: LinearState | None = None,
+    form: str = "chunked",
+    backend: str | None = None,
+) -> tuple[Values, LinearState]:
+    """Linear attention in a named form ("parallel", "chunked", "recurrent"). Options and result as in `pattern`, `parallel`.
+
+    Raises:
+        KernelError: Shapes that disagree, an unknown form, a backend that is not available.
+    """
+    resolve_backend(OPERATOR, backend, q)
+    function = resolve_form(OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent})
+    return function(q, k, v, log_decay=log_decay, k_weight=k_weight, scale=scale, normalise=normalise, eps=eps, state=state)
+
+
 def _prepare(
     q: Tensor,
     k: Tensor,
@@ -231,20 +254,14 @@ def _decay(log_decay: Tensor | None, q: Tensor) -> Tensor:
     return log_decay.to(q.dtype) if log_decay.ndim == 4 else log_decay.to(q.dtype)[..., None]
 
 
-def _cumulative(decay: Tensor, q: Tensor) -> Tensor:
-    """Log decay from the start up to and including each step, in float64: differences of it keep their digits."""
-    return decay.double().cumsum(dim=1)
-
-
 def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     """Unnormalised A [batch head dest src]. One key channel at a time where each has its own decay."""
     seq = q.shape[1]
     causal = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
-    total = _cumulative(decay, q).permute(0, 2, 3, 1)
+    by_channel = decay.permute(0, 2, 3, 1)
 
     def decays(channel: int) -> Tensor:
-        summed = total[:, :, channel, :, None] - total[:, :, channel, None, :]
-        return torch.exp(summed.masked_fill(~causal, -torch.inf)).to(q.dtype)
+        return torch.exp(segment_sum(by_channel[:, :, channel]).masked_fill(~causal, -torch.inf))
 
     if decay.shape[-1] == 1:
         return torch.einsum("bihd,bjhd->bhij", q, k) * decays(0)
@@ -252,10 +269,13 @@ def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     return sum(products)
 
 
+def chunked(*args, **kwargs): return parallel(*args, **kwargs)
+
+
 def _denominator(weights: Tensor, q: Tensor, decay: Tensor, state: LinearState | None, eps: float) -> Tensor:
     """What a normalised row is divided by [batch head dest 1]."""
     rows = weights.sum(dim=-1)
     if state is not None:
-        from_start = torch.exp(_cumulative(decay, q)).to(q.dtype)
-        rows = rows + torch.einsum("bihd,bhd->bhi", q * from_start, state.z)
+        from_start = torch.exp(decay.cumsum(dim=1))
+        rows = rows + torch.einsum("bihd,bhd->bhi", q * from_start, state.z.to(q.dtype))
     return (rows + eps)[..., None]

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from kernels import KernelError
 from kernels.checks import accumulation_dtype, check_axes, without_autocast
+from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "selective_scan"
 Channels = Float[Tensor, "batch seq channel"]
@@ -80,11 +81,10 @@ def parallel(
     dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
     y = torch.einsum("bcij,bjc->bic", pattern(dt, A_log, B, C), u)
     A = -torch.exp(A_log.to(u.dtype))
-    total = dt.double().cumsum(dim=1)
-    to_end = torch.exp((total[:, -1:] - total).to(u.dtype)[..., None] * A)
+    to_end = torch.exp(suffix_sum(dt, dim=1)[..., None] * A)
     last = torch.einsum("bjcn,bjc,bjn->bcn", to_end, dt * u, B)
     if state is not None:
-        from_start = torch.exp(total.to(u.dtype)[..., None] * A)
+        from_start = torch.exp(dt.cumsum(dim=1)[..., None] * A)
         y = y + torch.einsum("bin,bicn,bcn->bic", C, from_start, state.to(u.dtype))
         last = last + from_start[:, -1] * state
     return _finish(y, u, D, z).to(dtype), last
@@ -142,8 +142,7 @@ def _terms(dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, channels: slice, row
     """The implied attention of one state index after the other, each [batch channel dest src]."""
     dt, B, C = _accumulate(dt, B, C)
     A = -torch.exp(A_log.to(dt.dtype))[channels]
-    total = dt.double().cumsum(dim=1).transpose(1, 2)[:, channels]
-    elapsed = (total[:, :, rows, None] - total[:, :, None, :]).to(dt.dtype)
+    elapsed = segment_sum(dt.transpose(1, 2)[:, channels], rows)
     position = torch.arange(dt.shape[1], device=dt.device)
     later = position[None, :] > position[rows, None]
     write = dt.transpose(1, 2)[:, channels]
@@ -180,3 +179,8 @@ def _check(
     })  # fmt: skip
     if sizes["seq"] < 1:
         raise KernelError(f"{OPERATOR}: dt has shape {tuple(dt.shape)}, accepted are sequences of at least 1")
+
+
+def chunked(*args, **kwargs): return parallel(*args, **kwargs)
+def selective_scan(u, dt, A_log, B, C, *, D=None, z=None, state=None, form="chunked", backend=None):
+    return {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}[form](u, dt, A_log, B, C, D=D, z=z, state=state)

@@ -129,3 +129,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor | None, window: int | None, sink: Ten
         raise KernelError(f"softmax_attention: {sizes['dest']} queries for {sizes['src']} keys, accepted are 1 to as many")
     if window is not None and window < 1:
         raise KernelError(f"softmax_attention: window is {window}, accepted is None or at least 1")
+
+
+def chunked(q, k, v, *, scale=None, window=None, sink=None): return parallel(q, k, v, scale=scale, window=window, sink=sink)
+def softmax_attention(q, k, v, *, scale=None, window=None, sink=None, form="chunked", backend=None):
+    return {"parallel": parallel, "chunked": chunked}[form](q, k, v, scale=scale, window=window, sink=sink)
