@@ -1,0 +1,189 @@
+"""Copying: does a head raise the logit of what it attends to? Three answers: `logit`, `edge`, `eigenvalue`.
+
+A raise is what a head's output does to a token's logit on its own: straight through the final norm's gain and the
+unembedding. The final norm's scale at a position is frozen; it multiplies numerator and denominator of every ratio
+here alike, so it is left out. With a = raise of the attended token and S = sum of raises over the sample's tokens,
+r = a / (a + S) and the score is 4r - 1, in [-1, 1]: 1 when only the attended token is raised, -1 when it is not raised.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.sequences import RepeatedTokens
+from models.mixers.reading import Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopyingScore:
+    """`r` = a / (a + S) of each sequence, position (or edge) and unit; NaN where nothing is raised (S = 0)."""
+
+    ratio: Float[Tensor, "batch unit position"]
+    two_ratio: Float[Tensor, "batch unit position"]
+
+    @property
+    def score(self) -> Float[Tensor, " unit"]:
+        """4r - 1, mean over positions and sequences; NaN for a unit that never raises anything."""
+        return _mean(4 * self.ratio - 1)
+
+    @property
+    def score_2r(self) -> Float[Tensor, " unit"]:
+        """2a/S - 1, the convention of a public reimplementation."""
+        return _mean(2 * self.two_ratio - 1)
+
+    @property
+    def standard_error(self) -> Float[Tensor, " unit"]:
+        """Standard error of `score` over sequences."""
+        by_sequence = (4 * self.ratio - 1).nanmean(-1)
+        filled = by_sequence.isfinite()
+        n = filled.sum(0)
+        centred = torch.where(filled, by_sequence - by_sequence.nanmean(0), 0)
+        return (centred.square().sum(0) / (n - 1).clamp(min=1) / n.clamp(min=1)).sqrt()
+
+
+def logit_copying(
+    outputs: Float[Tensor, "batch seq unit d_source"],
+    W_out: Float[Tensor, "unit d_source d_model"],
+    weights: Float[Tensor, "batch unit dest=seq src=seq"],
+    directions: Float[Tensor, "batch seq d_model"],
+    *,
+    bos: bool,
+    with_bos: bool = False,
+    attended: str = "weighted",
+) -> CopyingScore:
+    """Olsson's copying score on sequences of distinct tokens.
+
+    Args:
+        outputs: What each unit adds at each position, before `W_out` (for a softmax head: z).
+        weights: Nonnegative attention weights, or the norms of contributions over their sum.
+        directions: `logit = directions[b, j] @ residual` of the token at position j, the mean over the whole
+            vocabulary taken out.
+        bos: Position 0 is BOS; it is then no destination.
+        with_bos: BOS among the sources and the sample's tokens. Without it the remaining weights are rescaled to
+            sum to 1; what the head read from BOS stays in its output.
+        attended: `weighted` for the weighted mean over sources, `argmax` for the most attended one.
+
+    Source: Olsson et al. 2022, arXiv:2209.11895, copying head evaluator.
+    """
+    start = int(bos)
+    readout = torch.einsum("usd,bjd->busj", W_out, directions)
+    raised = torch.einsum("btus,busj->butj", outputs[:, start:], readout).relu().double()
+    weights = weights[:, :, start:].double()
+    if bos and not with_bos:
+        raised, weights = raised[..., 1:], weights[..., 1:]
+        weights = weights / weights.sum(-1, keepdim=True)
+    if attended == "argmax":
+        a = raised.gather(-1, weights.argmax(-1, keepdim=True))[..., 0]
+    elif attended == "weighted":
+        a = (weights * raised).sum(-1)
+    else:
+        raise ValueError(f"attended is {attended!r}; accepted are weighted, argmax")
+    return _ratio(a, raised.sum(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeCopying:
+    """Copying on induction edges: `score` 4r - 1 and how often the attended token is raised most."""
+
+    raises: CopyingScore
+    argmax_by_sequence: Float[Tensor, "batch unit"]
+
+    @property
+    def argmax_share(self) -> Float[Tensor, " unit"]:
+        """Share of edges on which no other token of the sample gets a higher logit; 1 / period by chance."""
+        return self.argmax_by_sequence.mean(0)
+
+
+def edge_copying(
+    reading: Reading, probe: RepeatedTokens, directions: Float[Tensor, "batch token d_model"]
+) -> EdgeCopying:
+    """The same question where a head is at work: each induction edge alone, on the repeated probe.
+
+    An edge's contribution c[i, j] goes straight to the logits, centred over the sample's tokens; r compares the raise
+    of x_j with the raises of all of them. `directions` belong to the first `probe.period` tokens after BOS.
+    """
+    batch, edges = probe.tokens.shape[0], edge_table(probe)
+    dest, src = edges
+    rows = torch.arange(batch, device=dest.device)[:, None].expand_as(dest)
+    y = reading.edges(rows.flatten(), dest.flatten(), src.flatten())
+    y = y.view(batch, -1, *y.shape[1:])
+    # A unit's gain to each sample token; centring the directions centres the logits.
+    centred = directions - directions.mean(1, keepdim=True)
+    readout = torch.einsum("usd,bkd->busk", reading.W_out, centred)
+    logits = torch.einsum("beus,busk->buek", y, readout).double()
+    token = _sample_index(probe, src)[:, None, :, None].expand(-1, logits.shape[1], -1, 1)
+    raised = logits.relu()
+    a = raised.gather(-1, token)[..., 0]
+    best = (logits.argmax(-1) == token[..., 0]).double()
+    filled = (src <= dest)[:, None]
+    share = (best * filled).sum(-1) / filled.sum(-1)
+    return EdgeCopying(raises=_ratio(a, raised.sum(-1)), argmax_by_sequence=share)
+
+
+def edge_table(probe: RepeatedTokens) -> tuple[Int[Tensor, "batch edge"], Int[Tensor, "batch edge"]]:
+    """The induction edges of each sequence as `(dest, src)`, padded with edges of src > dest, which carry nothing."""
+    source, filled = probe.earlier
+    dest = torch.arange(source.shape[1], device=source.device)[None, :, None].expand_as(source)
+    src = torch.where(filled, source + 1, dest + 1)
+    n = int(filled.sum((1, 2)).max())
+    order = filled.flatten(1).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :n]
+    return dest.flatten(1).gather(1, order), src.flatten(1).gather(1, order)
+
+
+def sample_tokens(probe: RepeatedTokens) -> Int[Tensor, "batch token"]:
+    """The distinct tokens of each sequence: its first copy."""
+    return probe.tokens[:, probe.first : probe.first + probe.period]
+
+
+def unit_outputs(reading: Reading) -> Float[Tensor, "batch seq unit d_source"]:
+    """What each unit adds at each position, before `W_out`: its gated source vectors summed over sources."""
+    blocks = [reading.rows(start, stop).sum(2) for start, stop in reading.row_blocks(0, reading.n_seq)]
+    return torch.cat(blocks, dim=1)
+
+
+def eigenvalue_copying(
+    W_V: Float[Tensor, "head d_model d_head"],
+    W_O: Float[Tensor, "head d_head d_model"],
+    gram: Float[Tensor, "d_model d_model"],
+) -> Float[Tensor, " head"]:
+    """Re(sum of eigenvalues) / sum of |eigenvalues| of W_E W_V W_O W_U, in [-1, 1]; 1 for pure copying.
+
+    Args:
+        gram: W_U W_E, with whatever gains are folded and with row-vector maps: `residual @ gram`. The nonzero eigenvalues
+            are those of the d_head x d_head product `W_O gram W_V`, which is all that is computed, in float64.
+
+    Source: Elhage et al. 2021, "copying" eigenvalue summary of OV circuits.
+    """
+    product = W_O.double() @ gram.double() @ W_V.double()
+    values = torch.linalg.eigvals(product.cpu())
+    return values.real.sum(-1) / values.abs().sum(-1)
+
+
+def eigenvalue_null(
+    d_head: int, gram: Float[Tensor, "d_model d_model"], *, n_draws: int = 32, seed: int = 0
+) -> Float[Tensor, " draw"]:
+    """The eigenvalue score of heads with Gaussian random W_V and W_O between the same embeddings."""
+    draw = torch.Generator().manual_seed(seed)
+    shape = (n_draws, gram.shape[0], d_head)
+    W_V = torch.randn(shape, generator=draw, dtype=torch.float64)
+    W_O = torch.randn(shape, generator=draw, dtype=torch.float64).transpose(1, 2)
+    return eigenvalue_copying(W_V, W_O, gram.cpu())
+
+
+def _sample_index(probe: RepeatedTokens, src: Int[Tensor, "batch edge"]) -> Int[Tensor, "batch edge"]:
+    tokens = probe.tokens.gather(1, src.clamp(max=probe.tokens.shape[1] - 1))
+    return (tokens[..., None] == sample_tokens(probe)[:, None]).int().argmax(-1)
+
+
+def _ratio(a: Float[Tensor, "batch unit position"], total: Float[Tensor, "batch unit position"]) -> CopyingScore:
+    raised = total > 0
+    nan = torch.full_like(a, torch.nan)
+    return CopyingScore(
+        ratio=torch.where(raised, a / (a + total), nan), two_ratio=torch.where(raised, a / total, nan)
+    )
+
+
+def _mean(values: Float[Tensor, "batch unit position"]) -> Float[Tensor, " unit"]:
+    return values.nanmean((0, 2))

@@ -1,0 +1,115 @@
+"""Probe sequences: random tokens, once or repeated, and what an ideal head would attend to in them."""
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from interp.errors import DetectionError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedTokens:
+    """Sequences in which tokens come again, with an optional BOS at position 0.
+
+    `period` and `repeats` say how the sequences were made; what counts as an earlier copy is always decided by token
+    equality, so tokens from anywhere may be given.
+    """
+
+    tokens: Int[Tensor, "batch seq"]
+    period: int
+    repeats: int
+    bos: int | None = None
+    seed: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The position of the first token that is not BOS."""
+        return 0 if self.bos is None else 1
+
+    @cached_property
+    def earlier(self) -> tuple[Int[Tensor, "batch seq n"], Bool[Tensor, "batch seq n"]]:
+        """Positions `s < i` with `x_s = x_i`, the most recent first, and which of the n places are filled.
+
+        BOS is no copy of anything. n is the largest number of earlier copies that any position has.
+        """
+        tokens = self.tokens
+        seq = tokens.shape[1]
+        same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
+        same[:, :, : self.first] = False
+        n = int(same.sum(-1).max()) if seq else 0
+        source = torch.arange(seq, device=tokens.device).expand_as(same)
+        recent_first = torch.where(same, source, -1).sort(dim=-1, descending=True).values[:, :, :n]
+        return recent_first, recent_first >= 0
+
+    @cached_property
+    def edges(self) -> tuple[Int[Tensor, " edge"], Int[Tensor, " edge"], Int[Tensor, " edge"]]:
+        """All induction edges as `(batch, dest, src)`: src is the position after an earlier copy of dest's token."""
+        source, filled = self.earlier
+        batch, dest, place = filled.nonzero(as_tuple=True)
+        return batch, dest, source[batch, dest, place] + 1
+
+    def to(self, device: torch.device | str) -> "RepeatedTokens":
+        """The same probe with its tokens on `device`."""
+        return replace(self, tokens=self.tokens.to(device))
+
+
+def candidates(
+    d_vocab: int, *, excluded: set[int] | None = None, ranked: list[int] | None = None
+) -> Int[Tensor, " candidate"]:
+    """The ids that a probe may draw: no special ids, and neither the most nor the least common tenth.
+
+    Args:
+        d_vocab: Vocabulary size.
+        excluded: Special ids, BOS among them.
+        ranked: Ids from most to least common. None where frequencies are unknown: byte-pair ids are in order of
+            merging, so in vocabularies of 1,000 and more the first and last tenth of the ids are left out; in
+            smaller ones (bytes, toy tasks) nothing is.
+    """
+    if ranked is None:
+        ids = list(range(d_vocab))
+        trim = d_vocab // 10 if d_vocab >= 1000 else 0
+    else:
+        ids, trim = list(ranked), len(ranked) // 10
+    kept = [token for token in ids[trim : len(ids) - trim] if token not in (excluded or set())]
+    return torch.tensor(sorted(kept), dtype=torch.int64)
+
+
+def repeated_tokens(
+    n_sequences: int,
+    period: int,
+    repeats: int,
+    *,
+    ids: Int[Tensor, " candidate"],
+    bos: int | None = None,
+    seed: int = 0,
+    shuffled: bool = False,
+) -> RepeatedTokens:
+    """`period` distinct random tokens, tiled `repeats` times, after BOS where one is given.
+
+    Drawn without replacement: with replacement an ideal head would not score 1. `shuffled` puts the tokens of every
+    copy after the first in an order of their own, which keeps the set of tokens and takes the order away; first
+    copies are the same as without it.
+
+    Raises:
+        DetectionError: fewer candidates than `period`, or a count below 1.
+    """
+    if min(n_sequences, period, repeats) < 1:
+        raise DetectionError(f"a probe of {n_sequences} sequences of {period} x {repeats}: each must be at least 1")
+    if len(ids) < period:
+        raise DetectionError(
+            f"the vocabulary has {len(ids)} usable tokens, the probe needs {period} distinct ones; "
+            f"give a period of {len(ids)} or less"
+        )
+    draw = torch.Generator().manual_seed(seed)
+    block = torch.stack([ids[torch.randperm(len(ids), generator=draw)[:period]] for _ in range(n_sequences)])
+    copies = [block] * repeats
+    if shuffled:
+        keys = [torch.rand(n_sequences, period, generator=draw) for _ in range(repeats - 1)]
+        copies = [block, *(block.gather(1, key.argsort(dim=1)) for key in keys)]
+    tokens = torch.cat(copies, dim=1)
+    if bos is not None:
+        tokens = torch.cat([torch.full((n_sequences, 1), bos), tokens], dim=1)
+    return RepeatedTokens(tokens=tokens, period=period, repeats=repeats, bos=bos, seed=seed)
