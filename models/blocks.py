@@ -1,0 +1,144 @@
+"""Norms, the MLP and the block that puts a mixer and an MLP on the residual stream."""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from models.config import LanguageModelConfig, MLPConfig
+from models.lens import HookPoint, attached
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+    "gelu": F.gelu,
+    "gelu_new": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+}
+
+
+class Norm(nn.Module):
+    """RMSNorm or LayerNorm over the last axis, with a gain `w` and, as an option, a bias `b`.
+
+    `hook_scale` [batch seq 1] is the divisor, `hook_normalized` [batch seq d_model] the quotient before gain and bias.
+    The norm works in float32 when its input is of a lower precision; its output has the dtype of the gain.
+    """
+
+    def __init__(self, kind: str, width: int, eps: float, bias: bool = False):
+        super().__init__()
+        self.kind, self.eps = kind, eps
+        self.w = nn.Parameter(torch.ones(width))
+        self.b = nn.Parameter(torch.zeros(width)) if bias else None
+        self.hook_scale = HookPoint()
+        self.hook_normalized = HookPoint()
+
+    def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+        if not attached(self.hook_scale, self.hook_normalized) and x.dtype == self.w.dtype:
+            if self.kind == "layer":
+                return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
+            return F.rms_norm(x, self.w.shape, self.w, self.eps)
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.kind == "layer":
+            x = x - x.mean(-1, keepdim=True)
+        scale = self.hook_scale((x.square().mean(-1, keepdim=True) + self.eps).sqrt())
+        y = self.hook_normalized(x / scale) * self.w
+        return (y if self.b is None else y + self.b).to(self.w.dtype)
+
+
+def make_norm(config: LanguageModelConfig) -> nn.Module:
+    """The norm that a model's configuration names; the identity, without hook points, for "none"."""
+    if config.norm == "none":
+        return nn.Identity()
+    return Norm(config.norm, config.d_model, config.norm_eps, config.norm_bias)
+
+
+class MLP(nn.Module):
+    """`act(x W_in + b_in) W_out + b_out`; gated: `act(x W_gate + b_gate) * (x W_in + b_in)` before W_out.
+
+    `hook_pre` is what the activation is applied to, `hook_pre_linear` the other factor of a gated MLP, `hook_post`
+    what W_out multiplies; each [batch seq d_mlp].
+    """
+
+    def __init__(self, config: MLPConfig, d_model: int):
+        super().__init__()
+        self.act = ACTIVATIONS[config.act]
+
+        def bias(width: int) -> nn.Parameter | None:
+            return nn.Parameter(torch.zeros(width)) if config.bias else None
+
+        self.W_in = nn.Parameter(torch.empty(d_model, config.d_mlp))
+        self.b_in = bias(config.d_mlp)
+        self.W_gate = nn.Parameter(torch.empty(d_model, config.d_mlp)) if config.gated else None
+        self.b_gate = bias(config.d_mlp) if config.gated else None
+        self.W_out = nn.Parameter(torch.empty(config.d_mlp, d_model))
+        self.b_out = bias(d_model)
+        self.hook_pre = HookPoint()
+        if config.gated:
+            self.hook_pre_linear = HookPoint()
+        self.hook_post = HookPoint()
+
+    def reset_parameters(self, *, std: float, out_std: float, generator: torch.Generator | None) -> None:
+        """Normal weights, zero biases."""
+        for weight, spread in ((self.W_in, std), (self.W_gate, std), (self.W_out, out_std)):
+            if weight is not None:
+                nn.init.normal_(weight, std=spread, generator=generator)
+        for bias in (self.b_in, self.b_gate, self.b_out):
+            if bias is not None:
+                nn.init.zeros_(bias)
+
+    def forward(self, x: Float[Tensor, "batch seq d_model"]) -> Float[Tensor, "batch seq d_model"]:
+        inner = F.linear(x, self.W_in.T, self.b_in)
+        if self.W_gate is None:
+            post = self.act(self.hook_pre(inner))
+        else:
+            gate = self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate))
+            post = self.act(gate) * self.hook_pre_linear(inner)
+        return F.linear(self.hook_post(post), self.W_out.T, self.b_out)
+
+
+class Block(nn.Module):
+    """A mixer, registered as `attn` whatever its kind, and perhaps an MLP, each behind its own norm.
+
+    Serial: the MLP reads the residual stream after the mixer wrote to it (`hook_resid_mid`). Parallel
+    (`parallel_residual`): both read the same stream. Without an MLP there is no `ln2`, `hook_resid_mid` or
+    `hook_mlp_out`.
+    """
+
+    def __init__(self, config: LanguageModelConfig, mixer: nn.Module):
+        super().__init__()
+        self.parallel = config.parallel_residual
+        self.ln1 = make_norm(config)
+        self.attn = mixer
+        self.hook_resid_pre = HookPoint()
+        self.hook_attn_out = HookPoint()
+        self.hook_resid_post = HookPoint()
+        self.mlp = None
+        if config.mlp is not None:
+            self.ln2 = make_norm(config)
+            self.mlp = MLP(config.mlp, config.d_model)
+            self.hook_mlp_out = HookPoint()
+            if not self.parallel:
+                self.hook_resid_mid = HookPoint()
+
+    def forward(
+        self,
+        resid: Float[Tensor, "batch seq d_model"],
+        mix: Callable[[nn.Module, Float[Tensor, "batch seq d_model"]], Float[Tensor, "batch seq d_model"]],
+    ) -> Float[Tensor, "batch seq d_model"]:
+        """The residual stream after this block.
+
+        Args:
+            resid: The residual stream before it.
+            mix: Called with the mixer and its input; returns the mixer's output (the caller keeps form and state).
+        """
+        resid = self.hook_resid_pre(resid)
+        attn_out = self.hook_attn_out(mix(self.attn, self.ln1(resid)))
+        if self.mlp is None:
+            return self.hook_resid_post(resid + attn_out)
+        if self.parallel:
+            mlp_out = self.hook_mlp_out(self.mlp(self.ln2(resid)))
+            return self.hook_resid_post(resid + attn_out + mlp_out)
+        resid = self.hook_resid_mid(resid + attn_out)
+        return self.hook_resid_post(resid + self.hook_mlp_out(self.mlp(self.ln2(resid))))

@@ -1,0 +1,257 @@
+"""The language model: embedding, blocks with any mixers, final norm, unembedding; readable with TransformerLens."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from models.blocks import Block, make_norm
+from models.config import LanguageModelConfig
+from models.embeddings import Embed, PosEmbed, Unembed
+from models.errors import ConfigError
+from models.form import Form
+from models.lens import HookPoint, attached
+from models.lens_config import LensConfig
+from models.lens_surface import LensSurface
+from models.mixers import make_mixer
+
+RETURN_TYPES = ("logits", "loss", "both", None)
+TOKEN_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """What a model carries from one position to the next: each mixer's state, and how many positions it has seen."""
+
+    mixers: tuple[Any, ...]
+    position: int
+
+
+class LanguageModel(LensSurface):
+    """A language model of which every mixer can be read.
+
+    Attributes:
+        config: what it was built from. `cfg`: the same under TransformerLens's names.
+        tokenizer: an object with `encode` and `decode` (transformers or tokenizers), or None.
+        blocks: `blocks[l].attn` is layer l's mixer, whatever its kind; `blocks[l].mlp` its MLP or None.
+
+    The weights are drawn from `config.seed` alone; the global random state is left as it was.
+    Hook points: `models/README.md`.
+    """
+
+    def __init__(self, config: LanguageModelConfig, tokenizer: Any = None):
+        super().__init__()
+        self.config, self.tokenizer = config, tokenizer
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(config.seed)
+            self._build(config)
+            self.reset_parameters(torch.default_generator)
+        self.cfg = LensConfig(self)
+        self.setup()
+
+    def _build(self, config: LanguageModelConfig) -> None:
+        self.embed = Embed(config)
+        self.hook_embed = HookPoint()
+        if config.positions == "learned":
+            self.pos_embed = PosEmbed(config)
+            self.hook_pos_embed = HookPoint()
+        self.blocks = nn.ModuleList(
+            Block(config, make_mixer(mixer, config)) for mixer in config.mixers
+        )
+        self.ln_final = make_norm(config)
+        self.unembed = Unembed(config, self.embed)
+
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draw all weights anew: normal with `init_std`, less for weights that write to the residual stream."""
+        std = self.config.init_std
+        out_std = std * self.config.residual_scale
+        nn.init.normal_(self.embed.W_E, std=std, generator=generator)
+        if self.config.positions == "learned":
+            nn.init.normal_(self.pos_embed.W_pos, std=std, generator=generator)
+        for block in self.blocks:
+            for part in (block.attn, block.mlp):
+                if part is not None:
+                    part.reset_parameters(std=std, out_std=out_std, generator=generator)
+        if self.unembed.weight is not None:
+            nn.init.normal_(self.unembed.weight, std=std, generator=generator)
+
+    # Evaluation.
+
+    def forward(
+        self,
+        tokens: Int[Tensor, "batch seq"] | str | list[str],
+        *,
+        return_type: str | None = "logits",
+        loss_per_token: bool = False,
+        form: Form | str | None = None,
+        start_at_layer: int | None = None,
+        stop_at_layer: int | None = None,
+    ) -> Any:
+        """Logits, loss or both.
+
+        Args:
+            tokens: Ids in 0..d_vocab-1; text where the model has a tokenizer; the residual stream
+                [batch seq d_model] with `start_at_layer` (then only "logits" can be returned).
+            return_type: "logits" [batch seq d_vocab], "loss" (next-token cross entropy in nats, a mean), "both" as
+                a pair, or None to run for the hooks alone.
+            loss_per_token: Give the loss as [batch seq-1] instead of its mean.
+            form: None is CHUNKED, and inside `hooks()` the form of the context.
+            start_at_layer, stop_at_layer: Run these blocks only; with `stop_at_layer` the residual stream that
+                enters that layer is returned. Negative numbers count from the end.
+
+        Raises:
+            ConfigError: tokens of a wrong rank, dtype or id; a sequence longer than learned positions; a form or
+                return type that does not exist.
+        """
+        form = self._form(form)
+        if return_type not in RETURN_TYPES:
+            raise ConfigError(f"return_type is {return_type!r}; accepted: 'logits', 'loss', 'both', None")
+        self._before_run(form)
+        if start_at_layer is None:
+            tokens = self._checked_tokens(self.to_tokens(tokens) if isinstance(tokens, (str, list)) else tokens)
+            resid = self._embedded(tokens, 0)
+        else:
+            if return_type in ("loss", "both"):
+                raise ConfigError("a run with start_at_layer has no tokens to compute a loss of")
+            resid = tokens
+        layers = range(self.config.n_layers)[start_at_layer or 0 : stop_at_layer]
+        for layer in layers:
+            resid = self.blocks[layer](resid, lambda mixer, x: mixer(x, form))
+        if stop_at_layer is not None:
+            return resid
+        return self._output(self.ln_final(resid), tokens, return_type, loss_per_token)
+
+    def _output(self, final: Tensor, tokens: Tensor, return_type: str | None, per_token: bool) -> Any:
+        if return_type == "loss":
+            # The last position predicts nothing that is known: its logits are not computed.
+            return next_token_loss(self.unembed(final[:, :-1]), tokens, per_token=per_token)
+        if return_type is None:
+            return None
+        logits = self.unembed(final)
+        if return_type == "logits":
+            return logits
+        return logits, next_token_loss(logits[:, :-1], tokens, per_token=per_token)
+
+    def _embedded(self, tokens: Tensor, position: int) -> Tensor:
+        resid = self.hook_embed(self.embed(tokens))
+        if self.config.positions == "learned":
+            stop = position + tokens.shape[1]
+            if stop > self.config.n_ctx:
+                raise ConfigError(
+                    f"position {stop - 1} is beyond the {self.config.n_ctx} learned positions of this model (n_ctx)"
+                )
+            if attached(self.hook_pos_embed):
+                resid = resid + self.hook_pos_embed(self.pos_embed(tokens.shape[0], position, stop))
+            else:
+                resid = resid + self.pos_embed.W_pos[position:stop]
+        return resid.float() if self.config.residual_in_fp32 and resid.dtype.itemsize < 4 else resid
+
+    def _checked_tokens(self, tokens: Tensor, n_axes: int = 2) -> Tensor:
+        axes = "[batch seq]" if n_axes == 2 else "[batch]"
+        if not isinstance(tokens, Tensor):
+            raise ConfigError(f"tokens are a {type(tokens).__name__}; accepted: an integer tensor {axes}")
+        if tokens.dtype not in TOKEN_DTYPES:
+            raise ConfigError(f"tokens have dtype {tokens.dtype}; accepted: an integer tensor {axes}")
+        if tokens.ndim != n_axes or 0 in tokens.shape:
+            raise ConfigError(f"tokens have shape {list(tokens.shape)}; accepted: {axes}, neither empty")
+        # Reading ids back from a GPU would wait for it at every training step; there CUDA itself refuses them.
+        if not torch.compiler.is_compiling() and (tokens.device.type == "cpu" or not self.training):
+            low, high = (int(x) for x in tokens.aminmax())
+            if low < 0 or high >= self.config.d_vocab:
+                worst = low if low < 0 else high
+                raise ConfigError(f"token id {worst} is out of range; accepted: 0..{self.config.d_vocab - 1}")
+        return tokens.long()
+
+    # Recurrent evaluation.
+
+    def init_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> ModelState:
+        """The state before the first token of `batch` sequences."""
+        mixers = tuple(block.attn.init_state(batch, device=device, dtype=dtype) for block in self.blocks)
+        return ModelState(mixers, 0)
+
+    def state_size(self) -> int:
+        """Numbers that the state of one sequence holds (softmax: at the full context length)."""
+        return sum(block.attn.state_size() for block in self.blocks)
+
+    def step(
+        self, tokens: Int[Tensor, " batch"], state: ModelState
+    ) -> tuple[Float[Tensor, "batch d_vocab"], ModelState]:
+        """Logits after one more token of each sequence, in the recurrent form.
+
+        Hooks that fire see a sequence of length 1. Raises ConfigError as `forward`.
+        """
+        tokens = self._checked_tokens(tokens, n_axes=1)[:, None]
+        logits, state = self._advance(tokens, state, Form.RECURRENT, "all")
+        return logits[:, 0], state
+
+    def prefill(
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        state: ModelState | None = None,
+        *,
+        form: Form | str | None = None,
+        logits: str = "all",
+    ) -> tuple[Tensor | None, ModelState]:
+        """Logits of a piece of text and the state that it leaves, to be continued by `prefill` or `step`.
+
+        Args:
+            state: None is the start of a sequence.
+            form: CHUNKED (None, outside `hooks()`), or another.
+            logits: "all" [batch seq d_vocab], "last" [batch d_vocab] (long prompts), or "none".
+        """
+        if logits not in ("all", "last", "none"):
+            raise ConfigError(f"logits is {logits!r}; accepted: 'all', 'last', 'none'")
+        tokens = self._checked_tokens(tokens)
+        state = self.init_state(tokens.shape[0]) if state is None else state
+        return self._advance(tokens, state, self._form(form), logits)
+
+    def _advance(
+        self, tokens: Tensor, state: ModelState, form: Form, wanted: str
+    ) -> tuple[Tensor | None, ModelState]:
+        self._before_run(form)
+        resid = self._embedded(tokens, state.position)
+        after = []
+
+        def advance(old: Any) -> Callable[[nn.Module, Tensor], Tensor]:
+            def mix(mixer: nn.Module, x: Tensor) -> Tensor:
+                y, new = mixer.prefill(x, old, form)
+                after.append(new)
+                return y
+
+            return mix
+
+        for block, old in zip(self.blocks, state.mixers, strict=True):
+            resid = block(resid, advance(old))
+        state = ModelState(tuple(after), state.position + tokens.shape[1])
+        if wanted == "none":
+            return None, state
+        final = self.ln_final(resid)
+        return self.unembed(final if wanted == "all" else final[:, -1]), state
+
+    def generate(self, tokens: Int[Tensor, "batch seq"], max_new_tokens: int, **options: Any) -> Tensor:
+        """Tokens followed by `max_new_tokens` new ones; options and errors: `models.generation.generate`."""
+        from models.generation import generate
+
+        return generate(self, tokens, max_new_tokens, **options)
+
+
+def next_token_loss(
+    logits: Float[Tensor, "batch seq_less_1 d_vocab"], tokens: Int[Tensor, "batch seq"], *, per_token: bool = False
+) -> Tensor:
+    """Cross entropy, in nats, of each token given those before it: the mean, or [batch seq-1] with `per_token`.
+
+    Raises:
+        ConfigError: a single token, of which nothing is predicted.
+    """
+    if tokens.shape[1] < 2:
+        raise ConfigError("a loss needs at least 2 tokens in each sequence")
+    flat = logits.flatten(0, 1)
+    flat = flat.float() if flat.dtype.itemsize < 4 else flat
+    loss = F.cross_entropy(flat, tokens[:, 1:].flatten(), reduction="none" if per_token else "mean")
+    return loss.view(tokens.shape[0], -1) if per_token else loss
