@@ -19,7 +19,7 @@ RELAXATION_WIDTH = float(np.log(np.log(10) / np.log(10 / 9)))
 # Pseudo-observations of noise added to every residual: without them a fit of few points has none to speak of.
 PRIOR_POINTS = 2.0
 # Below this many checkpoints four parameters leave too few residuals to measure the noise by.
-FEW = 7
+FEW = 8
 SIMULATED = 500
 FALSE_POSITIVE_RATE = 0.01
 
@@ -182,23 +182,21 @@ def margin(steps: tuple[int, ...], fitted: Fit, *, noise: float) -> Float[np.nda
     """How far below a drift's BIC a threshold's must be, so that the drift with white noise passes 1 time in 100.
 
     BIC alone passes noise more often, because the place of the step is searched for. Each curve's own best drift and
-    the noise around it are simulated on the same steps with the same fit (500 series, fixed seed). Below 7 checkpoints
-    the noise cannot be measured and is taken to be twice `noise`.
+    the noise around it are simulated on the same steps with the same fit (500 series, fixed seed). Below 8 checkpoints
+    the noise cannot be measured and is taken to be `noise`.
     """
     rng = np.random.default_rng(20220924)
     draws = rng.standard_normal((SIMULATED, len(steps)))
     few = len(steps) < FEW
     margins = []
     for drift, sd in zip(fitted.drift, fitted.drift_sd, strict=True):
-        series = drift + (2 * noise if few else max(sd, 1e-9)) * draws
+        series = drift + (noise if few else max(sd, 1e-9)) * draws
         gain = fit(steps, series, noise=noise).gain_bic
         margins.append(max(0.0, float(np.quantile(gain, 1 - FALSE_POSITIVE_RATE))))
     return np.array(margins)
 
 
-def crossing(
-    curves: Float[np.ndarray, "curve n"], threshold: float
-) -> Float[np.ndarray, " curve"]:
+def crossing(curves: Float[np.ndarray, "curve n"], threshold: float) -> Float[np.ndarray, " curve"]:
     """Index of the first checkpoint at which a rising curve has crossed `threshold` for good; n where it never has.
 
     Read on the monotone (isotonic least-squares) regression of the curve, so that a single high point is no crossing.
