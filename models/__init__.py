@@ -1,4 +1,5 @@
-"""Language models whose mixers are softmax attention, linear attention or Mamba, all readable in the same way.
+"""Language models whose mixers are softmax attention, linear attention or Mamba, all readable in the same
+way.
 
 Names are imported on first use: `import models` alone loads neither torch nor transformer_lens.
 """

@@ -32,7 +32,9 @@ class ModelCache(ActivationCache):
         own = self.model.resolve_hook(name.removesuffix("_grad"), self.form)
         own += "_grad" if name.endswith("_grad") else ""
         if own not in self.cache_dict:
-            raise HookNotFired(f"{own!r} was not recorded: it is not among the names that this cache was made for")
+            raise HookNotFired(
+                f"{own!r} was not recorded: it is not among the names that this cache was made for"
+            )
         return self.cache_dict[own]
 
     def __contains__(self, key: Any) -> bool:
@@ -78,10 +80,10 @@ class ModelCache(ActivationCache):
         layer = self.model.cfg.n_layers if layer is None or layer == -1 else layer
         self._ensure_head_results()
         stack, labels = [], []
-        for l in range(layer):
-            result = pos_slice.apply(self["result", l], dim=-3)
+        for i in range(layer):
+            result = pos_slice.apply(self["result", i], dim=-3)
             stack.append(result.movedim(-2, 0))
-            labels += [f"L{l}H{h}" for h in range(result.shape[-2])]
+            labels += [f"L{i}H{h}" for h in range(result.shape[-2])]
         resid = pos_slice.apply(self["resid_post", layer - 1] if layer else self["resid_pre", 0], dim=-2)
         if incl_remainder:
             # Summed layer by layer: the stack itself can be large.
@@ -89,5 +91,7 @@ class ModelCache(ActivationCache):
             labels.append("remainder")
         heads = torch.cat(stack) if stack else resid.new_zeros(0, *resid.shape)
         if apply_ln:
-            heads = self.apply_ln_to_stack(heads, layer, pos_slice=pos_slice, has_batch_dim=self.has_batch_dim)
+            heads = self.apply_ln_to_stack(
+                heads, layer, pos_slice=pos_slice, has_batch_dim=self.has_batch_dim
+            )
         return (heads, labels) if return_labels else heads

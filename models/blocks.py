@@ -22,8 +22,9 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class Norm(nn.Module):
     """RMSNorm or LayerNorm over the last axis, with a gain `w` and, as an option, a bias `b`.
 
-    `hook_scale` [batch seq 1] is the divisor, `hook_normalized` [batch seq d_model] the quotient before gain and bias.
-    The norm works in float32 when its input is of a lower precision; its output has the dtype of the gain.
+    `hook_scale` [batch seq 1] is the divisor, `hook_normalized` [batch seq d_model] the quotient before gain
+    and bias. The norm works in float32 when its input is of a lower precision; its output has the dtype of
+    the gain.
     """
 
     def __init__(self, kind: str, width: int, eps: float, bias: bool = False):
@@ -57,8 +58,8 @@ def make_norm(config: LanguageModelConfig) -> nn.Module:
 class MLP(nn.Module):
     """`act(x W_in + b_in) W_out + b_out`; gated: `act(x W_gate + b_gate) * (x W_in + b_in)` before W_out.
 
-    `hook_pre` is what the activation is applied to, `hook_pre_linear` the other factor of a gated MLP, `hook_post`
-    what W_out multiplies; each [batch seq d_mlp].
+    `hook_pre` is what the activation is applied to, `hook_pre_linear` the other factor of a gated MLP,
+    `hook_post` what W_out multiplies; each [batch seq d_mlp].
     """
 
     def __init__(self, config: MLPConfig, d_model: int):
@@ -131,7 +132,8 @@ class Block(nn.Module):
 
         Args:
             resid: The residual stream before it.
-            mix: Called with the mixer and its input; returns the mixer's output (the caller keeps form and state).
+            mix: Called with the mixer and its input; returns the mixer's output (the caller keeps form and
+            state).
         """
         resid = self.hook_resid_pre(resid)
         attn_out = self.hook_attn_out(mix(self.attn, self.ln1(resid)))

@@ -1,7 +1,7 @@
 """Configurations of models and mixers: frozen, keyword-only, an exact round trip through plain JSON values.
 
-Every configuration has `to_dict()` and `from_dict(values)`. An unknown key, a missing one or a value of the wrong
-type is a `ConfigError` that names the key, the value and what is accepted.
+Every configuration has `to_dict()` and `from_dict(values)`. An unknown key, a missing one or a value of the
+wrong type is a `ConfigError` that names the key, the value and what is accepted.
 """
 
 import dataclasses
@@ -44,7 +44,8 @@ class _Config:
         """The configuration that `to_dict` gave these values for.
 
         Raises:
-            ConfigError: an unknown key (with the closest matches), a missing key, or a value that is not accepted.
+            ConfigError: an unknown key (with the closest matches), a missing key, or a value that is not
+            accepted.
         """
         if not isinstance(values, dict):
             raise ConfigError(f"{cls.__name__} needs a dictionary, not {type(values).__name__}: {values!r}")
@@ -67,11 +68,12 @@ class _Config:
 class RopeConfig(_Config):
     """Rotary positions.
 
-    `rotary_dim` None turns the whole head. `layout` says which entries form a pair: "half" (n, n + rotary_dim/2) or
+    `rotary_dim` None turns the whole head. `layout` says which entries form a pair: "half" (n, n +
+    rotary_dim/2) or
     "adjacent" (2n, 2n+1). `scaling` is None or a dictionary with "type":
-    "linear" (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor, high_freq_factor,
-    original_length) · "yarn" (factor, original_length; optional beta_fast, beta_slow, ramp "index"|"rotations",
-    truncate, attention_factor).
+    "linear" (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor,
+    high_freq_factor, original_length) · "yarn" (factor, original_length; optional beta_fast, beta_slow, ramp
+    "index"|"rotations", truncate, attention_factor).
     """
 
     base: float = 10000.0
@@ -284,9 +286,10 @@ class MLPConfig(_Config):
 class LanguageModelConfig(_Config):
     """A language model of `n_layers` blocks, each with its own mixer.
 
-    `out_init_scale` multiplies `init_std` for the weights that write to the residual stream; None is 1/sqrt(2 n_layers).
-    `residual_in_fp32` keeps the residual stream in float32 when the weights are of a lower precision.
-    `bos` is the id of the beginning-of-sequence token that the model was trained with, None where there was none.
+    `out_init_scale` multiplies `init_std` for the weights that write to the residual stream; None is 1/sqrt(2
+    n_layers). `residual_in_fp32` keeps the residual stream in float32 when the weights are of a lower
+    precision. `bos` is the id of the beginning-of-sequence token that the model was trained with, None where
+    there was none.
     """
 
     d_model: int

@@ -18,8 +18,8 @@ Hooks = Iterable[tuple[str | Callable[[str], bool], Callable]]
 class StrictHooks(HookedRootModule):
     """A HookedRootModule that knows in which forms each of its points fires.
 
-    A subclass fills `hook_forms` (name -> forms) and `hook_aliases` (other name -> name) after `setup()`, calls
-    `_before_run(form)` at the start of every evaluation, and asks `_form(form)` which form None means.
+    A subclass fills `hook_forms` (name -> forms) and `hook_aliases` (other name -> name) after `setup()`,
+    calls `_before_run(form)` at the start of every evaluation, and asks `_form(form)` which form None means.
     """
 
     def __init__(self):
@@ -44,7 +44,9 @@ class StrictHooks(HookedRootModule):
             raise UnknownHook(f"no hook point {name!r}{closest(name, [*self.hook_dict, *self.hook_aliases])}")
         if form is not None and Form.of(form) not in self.hook_forms[own]:
             fires = ", ".join(f.value for f in Form if f in self.hook_forms[own]) or "none"
-            raise HookNotFired(f"{name!r} does not fire in form {Form.of(form).value!r}; it fires in: {fires}")
+            raise HookNotFired(
+                f"{name!r} does not fire in form {Form.of(form).value!r}; it fires in: {fires}"
+            )
         return own
 
     def select_hooks(self, names: NamesFilter, form: Form | str) -> list[str]:
@@ -90,7 +92,9 @@ class StrictHooks(HookedRootModule):
 
     # Attaching. Every way to attach a hook comes through these two.
 
-    def _enable_hook(self, name: str | Callable[[str], bool], hook: Callable, dir: Literal["fwd", "bwd"]) -> None:
+    def _enable_hook(
+        self, name: str | Callable[[str], bool], hook: Callable, dir: Literal["fwd", "bwd"]
+    ) -> None:
         for own in self.select_hooks(name, self._form(None)):
             self.hook_dict[own].add_hook(hook, dir=dir, level=self.context_level)
             self._hooked.add(own)
@@ -115,7 +119,8 @@ class StrictHooks(HookedRootModule):
         *,
         form: Form | str | None = None,
     ) -> Iterator["StrictHooks"]:
-        """Hooks for as long as the context is open; it sets the form of every run inside that names none itself.
+        """Hooks for as long as the context is open; it sets the form of every run inside that names none
+        itself.
 
         Args:
             fwd_hooks, bwd_hooks: Pairs of a name (or a function on names) and a function `f(tensor, hook)`.

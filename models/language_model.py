@@ -59,9 +59,7 @@ class LanguageModel(LensSurface):
         if config.positions == "learned":
             self.pos_embed = PosEmbed(config)
             self.hook_pos_embed = HookPoint()
-        self.blocks = nn.ModuleList(
-            Block(config, make_mixer(mixer, config)) for mixer in config.mixers
-        )
+        self.blocks = nn.ModuleList(Block(config, make_mixer(mixer, config)) for mixer in config.mixers)
         self.ln_final = make_norm(config)
         self.unembed = Unembed(config, self.embed)
 
@@ -96,23 +94,25 @@ class LanguageModel(LensSurface):
         Args:
             tokens: Ids in 0..d_vocab-1; text where the model has a tokenizer; the residual stream
                 [batch seq d_model] with `start_at_layer` (then only "logits" can be returned).
-            return_type: "logits" [batch seq d_vocab], "loss" (next-token cross entropy in nats, a mean), "both" as
-                a pair, or None to run for the hooks alone.
+            return_type: "logits" [batch seq d_vocab], "loss" (next-token cross entropy in nats, a mean),
+                "both" as a pair, or None to run for the hooks alone.
             loss_per_token: Give the loss as [batch seq-1] instead of its mean.
             form: None is CHUNKED, and inside `hooks()` the form of the context.
-            start_at_layer, stop_at_layer: Run these blocks only; with `stop_at_layer` the residual stream that
-                enters that layer is returned. Negative numbers count from the end.
+            start_at_layer, stop_at_layer: Run these blocks only; with `stop_at_layer` the residual stream
+                that enters that layer is returned. Negative numbers count from the end.
 
         Raises:
-            ConfigError: tokens of a wrong rank, dtype or id; a sequence longer than learned positions; a form or
-                return type that does not exist.
+            ConfigError: tokens of a wrong rank, dtype or id; a sequence longer than learned positions; a form
+                or return type that does not exist.
         """
         form = self._form(form)
         if return_type not in RETURN_TYPES:
             raise ConfigError(f"return_type is {return_type!r}; accepted: 'logits', 'loss', 'both', None")
         self._before_run(form)
         if start_at_layer is None:
-            tokens = self._checked_tokens(self.to_tokens(tokens) if isinstance(tokens, (str, list)) else tokens)
+            tokens = self._checked_tokens(
+                self.to_tokens(tokens) if isinstance(tokens, (str, list)) else tokens
+            )
             resid = self._embedded(tokens, 0)
         else:
             if return_type in ("loss", "both"):
@@ -242,9 +242,13 @@ class LanguageModel(LensSurface):
 
 
 def next_token_loss(
-    logits: Float[Tensor, "batch seq_less_1 d_vocab"], tokens: Int[Tensor, "batch seq"], *, per_token: bool = False
+    logits: Float[Tensor, "batch seq_less_1 d_vocab"],
+    tokens: Int[Tensor, "batch seq"],
+    *,
+    per_token: bool = False,
 ) -> Tensor:
-    """Cross entropy, in nats, of each token given those before it: the mean, or [batch seq-1] with `per_token`.
+    """Cross entropy, in nats, of each token given those before it: the mean, or [batch seq-1] with
+    `per_token`.
 
     Raises:
         ConfigError: a single token, of which nothing is predicted.

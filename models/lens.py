@@ -1,7 +1,8 @@
 """The one place where TransformerLens's base classes come in.
 
-A machine that only trains may lack transformer_lens. There the two base classes below stand in: identity hook points
-without hooks. Models train, generate and are saved as ever, while everything that needs a hook is refused.
+A machine that only trains may lack transformer_lens. There the two base classes below stand in: identity hook
+points without hooks. Models train, generate and are saved as ever, while everything that needs a hook is
+refused.
 """
 
 import importlib.util

@@ -8,8 +8,8 @@ import torch
 class LensConfig:
     """What TransformerLens's caches, sweeps and tools ask a model's `cfg` for.
 
-    Where layers differ in their number of heads, `n_heads` is the largest; sweeps over (layer, head) then need an
-    `index_df` (see `LanguageModel.head_index`).
+    Where layers differ in their number of heads, `n_heads` is the largest; sweeps over (layer, head) then
+    need an `index_df` (see `LanguageModel.head_index`).
     """
 
     def __init__(self, model: Any):

@@ -60,29 +60,32 @@ class LensSurface(StrictHooks):
         form: Form | str | None = None,
         **model_kwargs: Any,
     ) -> tuple[Any, Any]:
-        """One forward pass, in PARALLEL unless another form is given, and a copy of what fired at the hook points.
+        """One forward pass, in PARALLEL unless another form is given, and a copy of what fired at the hook
+        points.
 
         Args:
-            names_filter: Exact names or aliases (each has to exist and fire), a function on names, or None: all
-                points that fire in this form.
+            names_filter: Exact names or aliases (each has to exist and fire), a function on names, or None:
+                all points that fire in this form.
             device: Where the copies go; None is where each activation is.
             remove_batch_dim: Drop the batch axis of a batch of one.
-            incl_bwd: Also run backward from the output (a scalar: `return_type="loss"`) and record the gradients
-                under the names with "_grad" appended.
-            pos_slice: Positions to keep, an int (drops the axis), slice, list or TransformerLens `Slice`; a pattern
-                keeps these destinations and all sources.
+            incl_bwd: Also run backward from the output (a scalar: `return_type="loss"`) and record the
+                gradients under the names with "_grad" appended.
+            pos_slice: Positions to keep, an int (drops the axis), slice, list or TransformerLens `Slice`; a
+                pattern keeps these destinations and all sources.
             return_cache_object: False gives a plain dictionary.
 
         Returns:
-            The model's output and an ActivationCache (`models.activation_cache.ModelCache`). A point that fires
-            once for each token (in RECURRENT) is recorded with its firings joined along the position.
+            The model's output and an ActivationCache (`models.activation_cache.ModelCache`). A point that
+            fires once for each token (in RECURRENT) is recorded with its firings joined along the position.
 
         Raises:
             UnknownHook, HookNotFired: before anything runs, or for a point that stayed silent.
             ConfigError: `remove_batch_dim` with more than one sequence.
         """
         require_lens()
-        form = (self._open_forms[-1] if self._open_forms else Form.PARALLEL) if form is None else Form.of(form)
+        form = (
+            (self._open_forms[-1] if self._open_forms else Form.PARALLEL) if form is None else Form.of(form)
+        )
         batch = len(model_args[0]) if model_args and isinstance(model_args[0], Tensor) else 1
         if remove_batch_dim and batch != 1:
             raise ConfigError(f"remove_batch_dim needs a batch of 1; this one has {batch}")
@@ -121,15 +124,17 @@ class LensSurface(StrictHooks):
 
     # Tokens.
 
-    def to_tokens(self, text: str | list[str] | Tensor, prepend_bos: bool | None = None) -> Int[Tensor, "batch seq"]:
+    def to_tokens(
+        self, text: str | list[str] | Tensor, prepend_bos: bool | None = None
+    ) -> Int[Tensor, "batch seq"]:
         """Token ids of one text or of several of equal length; a tensor is passed on.
 
         Args:
             prepend_bos: Put `config.bos` in front; None does so where the model was trained with one.
 
         Raises:
-            ConfigError: no tokenizer, no BOS to prepend, or texts of different lengths (no padding: it would enter a
-                recurrent state).
+            ConfigError: no tokenizer, no BOS to prepend, or texts of different lengths (no padding: it would
+                enter a recurrent state).
         """
         if isinstance(text, Tensor):
             return text
@@ -171,11 +176,14 @@ class LensSurface(StrictHooks):
 
     # Weights.
 
-    def tokens_to_residual_directions(self, tokens: str | int | Int[Tensor, "*shape"]) -> Float[Tensor, "*shape d_model"]:
-        """Directions whose product with the final residual stream, centred (LayerNorm) and divided by its scale, is the
-        token's logit up to `logit_bias`: columns of W_U times the final norm's gain.
+    def tokens_to_residual_directions(
+        self, tokens: str | int | Int[Tensor, "*shape"]
+    ) -> Float[Tensor, "*shape d_model"]:
+        """Directions whose product with the final residual stream, centred (LayerNorm) and divided by its
+        scale, is the token's logit up to `logit_bias`: columns of W_U times the final norm's gain.
 
-        Unlike TransformerLens without folded norms, the gain is included, so that `logit_attrs` adds up to the logits.
+        Unlike TransformerLens without folded norms, the gain is included, so that `logit_attrs` adds up to
+        the logits.
         """
         tokens = self.to_single_token(tokens) if isinstance(tokens, str) else tokens
         ids = torch.as_tensor(tokens, device=self.cfg.device)
@@ -207,25 +215,46 @@ class LensSurface(StrictHooks):
         return total
 
     def head_index(self, *axes: str, seq: int | None = None) -> Any:
-        """A table of the (layer, head) pairs that exist, for TransformerLens's sweeps on models whose layers differ.
+        """A table of the (layer, head) pairs that exist, for TransformerLens's sweeps on models whose layers
+        differ.
 
         Args:
-            axes: The sweep's axes between layer and head: none, or "pos" (then `seq` gives the number of positions).
+            axes: The sweep's axes between layer and head: none, or "pos" (then `seq` gives the number of
+            positions).
 
         Returns:
-            A pandas DataFrame for `index_df` (with `index_axis_names=None`); the sweep then returns one value a row.
+            A pandas DataFrame for `index_df` (with `index_axis_names=None`); the sweep then returns one value
+            a row.
         """
         import pandas as pd
 
         if axes not in ((), ("pos",)) or (seq is None) != (axes == ()):
             raise ConfigError(f"head_index takes no axes, or 'pos' and seq; not {axes!r} and seq = {seq}")
         positions = [()] if seq is None else [(i,) for i in range(seq)]
-        rows = [(layer, *p, head) for layer, b in enumerate(self.blocks) for p in positions for head in range(b.attn.n_heads)]
+        rows = [
+            (layer, *p, head)
+            for layer, b in enumerate(self.blocks)
+            for p in positions
+            for head in range(b.attn.n_heads)
+        ]
         return pd.DataFrame(rows, columns=["layer", *axes, "head_index"])
 
     def __getattr__(self, name: str) -> Any:
         # W_Q, W_K, W_V, W_O [layer head d_model d_head] and the like, as TransformerLens stacks them.
-        if name in ("W_Q", "W_K", "W_V", "W_O", "b_O", "W_in", "W_out", "W_gate", "W_E", "W_pos", "W_U", "b_U"):
+        if name in (
+            "W_Q",
+            "W_K",
+            "W_V",
+            "W_O",
+            "b_O",
+            "W_in",
+            "W_out",
+            "W_gate",
+            "W_E",
+            "W_pos",
+            "W_U",
+            "b_U",
+        ):
             return self._weights(name)
         return super().__getattr__(name)
 
