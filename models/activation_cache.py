@@ -1,4 +1,4 @@
-"""TransformerLens's ActivationCache for models whose layers may have different mixers and numbers of heads."""
+"""TransformerLens's ActivationCache for models whose layers may differ in mixer and number of heads."""
 
 from typing import Any
 
@@ -32,9 +32,7 @@ class ModelCache(ActivationCache):
         own = self.model.resolve_hook(name.removesuffix("_grad"), self.form)
         own += "_grad" if name.endswith("_grad") else ""
         if own not in self.cache_dict:
-            raise HookNotFired(
-                f"{own!r} was not recorded: it is not among the names that this cache was made for"
-            )
+            raise HookNotFired(f"{own!r} is not among the names that this cache was made for")
         return self.cache_dict[own]
 
     def __contains__(self, key: Any) -> bool:
@@ -46,7 +44,7 @@ class ModelCache(ActivationCache):
         return ModelCache(cut.cache_dict, self.model, form=self.form, has_batch_dim=cut.has_batch_dim)
 
     def _ensure_head_results(self) -> bool:
-        """Fill in `hook_result` where it was not recorded and follows from `hook_z`; True if nothing was missing."""
+        """Fill in each `hook_result` that is missing and follows from `hook_z`; True if none was missing."""
         complete = True
         for layer, block in enumerate(self.model.blocks):
             name = f"blocks.{layer}.attn.hook_result"
@@ -54,8 +52,8 @@ class ModelCache(ActivationCache):
                 continue
             if "hook_gate" in block.attn.hook_forms:
                 raise ConfigError(
-                    f"this cache lacks {name!r}: the head results of a {block.attn.kind} mixer do not follow from "
-                    "hook_z alone (its gate comes after); record hook_result"
+                    f"this cache lacks {name!r}: the results by head of a {block.attn.kind} mixer do not "
+                    "follow from hook_z alone (its gate comes after); record hook_result"
                 )
             complete = False
             self.cache_dict[name] = torch.einsum("...hd,hdm->...hm", self["z", layer], block.attn.W_O)

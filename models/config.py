@@ -127,7 +127,7 @@ class MixerConfig(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxAttentionConfig(MixerConfig):
-    """Causal softmax attention, with grouped keys and values, a window and a learnable sink logit as options."""
+    """Causal softmax attention; options: grouped keys and values, a window, a learnable sink logit."""
 
     kind: Literal["softmax"] = "softmax"
     n_heads: int
@@ -215,7 +215,7 @@ class Mamba1Config(MixerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Mamba2Config(MixerConfig):
-    """Mamba-2 (SSD). One of `d_head` and `n_heads` may be left out; heads of 64 where both are (or of d_inner if less)."""
+    """Mamba-2 (SSD). Without `d_head` and `n_heads`, heads are 64 wide (d_inner if that is less)."""
 
     kind: Literal["mamba2"] = "mamba2"
     d_inner: int | None = None
@@ -271,7 +271,7 @@ MIXER_CONFIGS: dict[str, type[MixerConfig]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class MLPConfig(_Config):
-    """A block's MLP: `act(x W_in)`, or `act(x W_gate) * (x W_in)` when gated, then W_out. Names of `act`: blocks.py."""
+    """A block's MLP: `act(x W_in)`, or `act(x W_gate) * (x W_in)` when gated, then W_out."""
 
     d_mlp: int
     act: Literal["relu", "relu2", "gelu", "gelu_new", "silu"] = "gelu"

@@ -1,11 +1,11 @@
 """The three forms in which every mixer can be evaluated; they agree to rounding."""
 
-from enum import Enum
+from enum import StrEnum
 
 from models.errors import ConfigError
 
 
-class Form(str, Enum):
+class Form(StrEnum):
     """How a mixer is evaluated. Always an explicit argument: no length and no device switches it.
 
     PARALLEL builds the implied attention and multiplies it with the values: quadratic, readable.

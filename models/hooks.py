@@ -1,4 +1,4 @@
-"""Strict hooks: a name that does not exist, or does not fire in the chosen form, is refused before anything runs."""
+"""Strict hooks: a name that does not exist or does not fire in the chosen form is refused before a run."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -78,6 +78,10 @@ class StrictHooks(HookedRootModule):
             return Form.of(form)
         return self._open_forms[-1] if self._open_forms else Form.CHUNKED
 
+    def _hook_form(self, form: Form | str | None) -> Form:
+        """As `_form`, for what exists to fire hooks: None is PARALLEL outside a context."""
+        return Form.PARALLEL if form is None and not self._open_forms else self._form(form)
+
     def _before_run(self, form: Form) -> None:
         """Refuses a run in which a hook that is attached would never fire."""
         if not self._hooked:
@@ -130,8 +134,7 @@ class StrictHooks(HookedRootModule):
             UnknownHook, HookNotFired: before anything runs; no hook stays attached.
         """
         require_lens()
-        outer = self._open_forms[-1] if self._open_forms else Form.PARALLEL
-        self._open_forms.append(outer if form is None else Form.of(form))
+        self._open_forms.append(self._hook_form(form))
         try:
             with super().hooks(list(fwd_hooks), list(bwd_hooks), reset_hooks_end, clear_contexts):
                 yield self
@@ -157,8 +160,8 @@ class StrictHooks(HookedRootModule):
         """
         if bwd_hooks and reset_hooks_end:
             raise ConfigError(
-                "run_with_hooks removes its hooks before a backward pass: use `with model.hooks(bwd_hooks=...)` "
-                "around forward and backward, or reset_hooks_end=False"
+                "run_with_hooks removes its hooks before a backward pass: use reset_hooks_end=False, or "
+                "`with model.hooks(bwd_hooks=...)` around forward and backward"
             )
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts, form=form):
             return self.forward(*model_args, **model_kwargs)

@@ -1,4 +1,4 @@
-"""The language model: embedding, blocks with any mixers, final norm, unembedding; readable with TransformerLens."""
+"""The language model: embedding, blocks with any mixers, final norm, unembedding."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ TOKEN_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 @dataclass(frozen=True)
 class ModelState:
-    """What a model carries from one position to the next: each mixer's state, and how many positions it has seen."""
+    """What a model carries between positions: each mixer's state, and how many positions were seen."""
 
     mixers: tuple[Any, ...]
     position: int
@@ -64,7 +64,7 @@ class LanguageModel(LensSurface):
         self.unembed = Unembed(config, self.embed)
 
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draw all weights anew: normal with `init_std`, less for weights that write to the residual stream."""
+        """Draw all weights anew: normal, with less spread where they write to the residual stream."""
         std = self.config.init_std
         out_std = std * self.config.residual_scale
         nn.init.normal_(self.embed.W_E, std=std, generator=generator)
@@ -142,7 +142,7 @@ class LanguageModel(LensSurface):
             stop = position + tokens.shape[1]
             if stop > self.config.n_ctx:
                 raise ConfigError(
-                    f"position {stop - 1} is beyond the {self.config.n_ctx} learned positions of this model (n_ctx)"
+                    f"position {stop - 1} is beyond the {self.config.n_ctx} learned positions (n_ctx)"
                 )
             if attached(self.hook_pos_embed):
                 resid = resid + self.hook_pos_embed(self.pos_embed(tokens.shape[0], position, stop))
@@ -158,8 +158,9 @@ class LanguageModel(LensSurface):
             raise ConfigError(f"tokens have dtype {tokens.dtype}; accepted: an integer tensor {axes}")
         if tokens.ndim != n_axes or 0 in tokens.shape:
             raise ConfigError(f"tokens have shape {list(tokens.shape)}; accepted: {axes}, neither empty")
-        # Reading ids back from a GPU would wait for it at every training step; there CUDA itself refuses them.
-        if not torch.compiler.is_compiling() and (tokens.device.type == "cpu" or not self.training):
+        # In training on a GPU, reading ids back would wait for it at every step; there CUDA refuses them.
+        readable = tokens.device.type == "cpu" or not self.training
+        if readable and not torch.compiler.is_compiling():
             low, high = (int(x) for x in tokens.aminmax())
             if low < 0 or high >= self.config.d_vocab:
                 worst = low if low < 0 else high

@@ -14,10 +14,10 @@ from models.mixers.base import ALL_FORMS
 
 
 class LensSurface(StrictHooks):
-    """Base of `LanguageModel`: caching, token conversion, weights and bias sums under TransformerLens's names."""
+    """Base of `LanguageModel`: caching, tokens, weights and bias sums under TransformerLens's names."""
 
     def setup(self) -> None:
-        """Name all hook points and learn from the mixers in which forms theirs fire. Called last in `__init__`."""
+        """Name all hook points and learn in which forms they fire. Called last in `__init__`."""
         super().setup()
         self.hook_forms = dict.fromkeys(self.hook_dict, ALL_FORMS)
         for layer, block in enumerate(self.blocks):
@@ -60,8 +60,7 @@ class LensSurface(StrictHooks):
         form: Form | str | None = None,
         **model_kwargs: Any,
     ) -> tuple[Any, Any]:
-        """One forward pass, in PARALLEL unless another form is given, and a copy of what fired at the hook
-        points.
+        """One forward pass, in PARALLEL unless another form is given, and copies of what fired.
 
         Args:
             names_filter: Exact names or aliases (each has to exist and fire), a function on names, or None:
@@ -83,9 +82,7 @@ class LensSurface(StrictHooks):
             ConfigError: `remove_batch_dim` with more than one sequence.
         """
         require_lens()
-        form = (
-            (self._open_forms[-1] if self._open_forms else Form.PARALLEL) if form is None else Form.of(form)
-        )
+        form = self._hook_form(form)
         batch = len(model_args[0]) if model_args and isinstance(model_args[0], Tensor) else 1
         if remove_batch_dim and batch != 1:
             raise ConfigError(f"remove_batch_dim needs a batch of 1; this one has {batch}")
@@ -117,8 +114,9 @@ class LensSurface(StrictHooks):
             if not fired:
                 raise HookNotFired(f"{name!r} did not fire in this run")
             dim = self.pos_dim(name)
-            whole = fired[0] if len(fired) == 1 else torch.cat(fired, dim)
-            whole = pos_slice.apply(whole, dim=dim)
+            # What fires for single positions alone has no axis for them.
+            join = torch.stack if self.hook_forms[name] == {Form.RECURRENT} else torch.cat
+            whole = pos_slice.apply(join(fired, dim), dim=dim)
             cache[name + suffix] = whole[0] if remove_batch_dim and whole.shape[0] == 1 else whole
         return cache
 
@@ -193,7 +191,7 @@ class LensSurface(StrictHooks):
 
     @property
     def logit_bias(self) -> Float[Tensor, " d_vocab"]:
-        """The part of the logits that no component of the residual stream carries: final norm's and unembedding's bias."""
+        """The logits that no component of the residual stream carries: the last norm's and b_U's share."""
         bias = torch.zeros_like(self.unembed.W_U[0]) if self.unembed.b_U is None else self.unembed.b_U
         shift = getattr(self.ln_final, "b", None)
         return bias if shift is None else bias + shift @ self.unembed.W_U
