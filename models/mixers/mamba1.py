@@ -1,0 +1,276 @@
+"""Mamba-1 as a mixer, in the parameter layout of Hugging Face's MambaMixer.
+
+    [x z] = in_proj(input)      u = SiLU(conv1d(x))      [dt_low B C] = x_proj(u)      dt = softplus(dt_proj(dt_low))
+    y = (scan(u, dt, A, B, C) + D u) * SiLU(z)           output = out_proj(y)
+
+Glossary (Gu and Dao 2023, arXiv:2312.00752): A = -exp(A_log) decay rates [d_inner d_state], B what is written, C what is
+read, D the skip, dt step sizes, z the gate. In the hooks q = C, k = B, v = u; every channel is a head of width 1.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kernels import causal_conv, selective_scan
+from models.config import Mamba1Config, RopeConfig
+from models.errors import ConfigError
+from models.form import Form
+from models.mixers.attention import CONV_FORM
+from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, Mixer, OVFactors, has_hooks
+from models.mixers.mamba1_reading import Mamba1Parts, mamba1_reading
+from models.mixers.mamba_init import dt_bias, fan_in_uniform, slow_A_log
+from models.mixers.reading import BLOCK_BYTES, Reading
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba1State:
+    """The scan's state, the convolution's last inputs (oldest first) and the number of positions seen."""
+
+    ssm: Float[Tensor, "batch d_inner d_state"]
+    conv: Float[Tensor, "batch width_1 d_inner"]
+    length: int
+
+
+class _Scan(NamedTuple):
+    """What the scan is given."""
+
+    u: Float[Tensor, "batch seq d_inner"]
+    dt: Float[Tensor, "batch seq d_inner"]
+    B: Float[Tensor, "batch seq d_state"]
+    C: Float[Tensor, "batch seq d_state"]
+
+
+class Mamba1(Mixer):
+    """The Mamba-1 block's mixer.
+
+    With `constant_bcdt` B, C and dt are parameters instead of functions of the input: the scan is then a fixed
+    convolution per channel (S4D), the content-independent control whose implied attention is Toeplitz.
+
+    `hook_decay` (log decay) and `hook_write` (dt u B), each [batch d_inner d_state], fire once per position in RECURRENT, as
+    does `hook_state`; `hook.ctx["position"]` tells which.
+    """
+
+    kind = "mamba1"
+    unit_names = ("layer", "state", "cluster:K")
+    hook_aliases = {
+        "hook_ssm_B": "hook_k",
+        "hook_ssm_C": "hook_q",
+        "hook_ssm_dt": "hook_dt",
+        "hook_ssm_decay": "hook_decay",
+        "hook_ssm_write": "hook_write",
+        "hook_ssm_state": "hook_state",
+    }
+    block_aliases = {"hook_ssm_out": "hook_attn_out"}
+
+    def __init__(
+        self, config: Mamba1Config, d_model: int, *, n_ctx: int | None = None, rope: RopeConfig | None = None
+    ):
+        config = config.resolved(d_model)
+        if rope is not None:
+            raise ConfigError("rope is given to a Mamba-1 mixer; accepted: None (it has no rotary positions)")
+        super().__init__(d_model, config.d_inner, 1, ("ssm", "block"))
+        self.config = config
+        self.d_inner, self.d_state = config.d_inner, config.d_state
+        channels = self.d_inner
+        self.in_proj = nn.Linear(d_model, 2 * channels, bias=config.proj_bias)
+        self.conv1d = nn.Conv1d(
+            channels, channels, config.d_conv, groups=channels, padding=config.d_conv - 1, bias=config.conv_bias
+        )
+        if config.constant_bcdt:
+            self.B = nn.Parameter(torch.empty(config.d_state))
+            self.C = nn.Parameter(torch.empty(config.d_state))
+            self.dt_bias = nn.Parameter(torch.empty(channels))
+        else:
+            self.x_proj = nn.Linear(channels, config.dt_rank + 2 * config.d_state, bias=False)
+            self.dt_proj = nn.Linear(config.dt_rank, channels)
+        self.A_log = nn.Parameter(torch.empty(channels, config.d_state))
+        self.D = nn.Parameter(torch.ones(channels))
+        self.out_proj = nn.Linear(channels, d_model, bias=config.proj_bias)
+        names = ("hook_conv", "hook_q", "hook_k", "hook_v", "hook_dt", "hook_gate", "hook_z", "hook_result")
+        self._add_hooks(dict.fromkeys(names, ALL_FORMS))
+        self._add_hooks({"hook_pattern": PARALLEL_ONLY})
+        self._add_hooks(dict.fromkeys(("hook_decay", "hook_write", "hook_state"), RECURRENT_ONLY))
+
+    def evaluate(
+        self, x: Float[Tensor, "batch seq d_model"], form: Form, state: Mamba1State | None
+    ) -> tuple[Float[Tensor, "batch seq d_model"], Mamba1State]:
+        """Output and state; see `Mixer.evaluate`."""
+        inner, z = self.in_proj(x).chunk(2, -1)
+        u, conv = causal_conv.causal_conv(
+            inner,
+            self.conv1d.weight[:, 0],
+            self.conv1d.bias,
+            state=None if state is None else state.conv,
+            silu=True,
+            form=CONV_FORM[form],
+        )
+        scan = self._hooked(self._select(self.hook_conv(u)))
+        start = 0 if state is None else state.length
+        before = None if state is None else state.ssm
+        if form is Form.RECURRENT:
+            y, ssm = self._recurrent(scan, before, start)
+        else:
+            y, ssm = self._chunked(scan, before)
+            if form is Form.PARALLEL:
+                y = self._parallel(scan, before)
+        y = self.hook_z(y[..., None])[..., 0]
+        out = self._output(y * self.hook_gate(F.silu(z)))
+        return out, Mamba1State(ssm=ssm, conv=conv, length=start + x.shape[1])
+
+    def _select(self, u: Float[Tensor, "batch seq d_inner"]) -> _Scan:
+        """B, C and dt from the convolution's output."""
+        if self.config.constant_bcdt:
+            shape = (*u.shape[:2], -1)
+            dt = selective_scan.softplus_dt(self.dt_bias)
+            return _Scan(u, dt.expand(shape), self.B.expand(shape), self.C.expand(shape))
+        widths = (self.config.dt_rank, self.d_state, self.d_state)
+        dt_low, B, C = self.x_proj(u).split(widths, -1)
+        return _Scan(u, selective_scan.softplus_dt(F.linear(dt_low, self.dt_proj.weight), self.dt_proj.bias), B, C)
+
+    def _hooked(self, scan: _Scan) -> _Scan:
+        C = self.hook_q(scan.C[:, :, None])[:, :, 0]
+        B = self.hook_k(scan.B[:, :, None])[:, :, 0]
+        u = self.hook_v(scan.u[..., None])[..., 0]
+        return _Scan(u, self.hook_dt(scan.dt), B, C)
+
+    def _chunked(self, scan: _Scan, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return selective_scan.selective_scan(scan.u, scan.dt, self.A_log, scan.B, scan.C, D=self.D, state=state)
+
+    def _parallel(self, scan: _Scan, state: Tensor | None) -> Tensor:
+        """A @ u + D u and what the initial state adds; A in blocks of channels where no hook looks at it."""
+        step = self.d_inner
+        if not has_hooks(self.hook_pattern):
+            batch, seq = scan.u.shape[:2]
+            step = max(1, BLOCK_BYTES // (batch * seq * seq * scan.u.element_size()))
+        outputs = []
+        for start in range(0, self.d_inner, step):
+            channels = slice(start, start + step)
+            pattern = selective_scan.pattern(scan.dt, self.A_log, scan.B, scan.C, channels=channels)
+            if step == self.d_inner:
+                pattern = self.hook_pattern(pattern)
+            outputs.append(torch.einsum("bcij,bjc->bic", pattern, scan.u[..., channels].to(pattern.dtype)))
+        y = torch.cat(outputs, -1).to(scan.u.dtype) + self.D * scan.u
+        if state is None:
+            return y
+        return y + selective_scan.selective_scan(
+            torch.zeros_like(scan.u), scan.dt, self.A_log, scan.B, scan.C, state=state
+        )[0]
+
+    def _recurrent(self, scan: _Scan, state: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
+        """Token by token; what the three points of the recurrence return is carried on."""
+        points = (self.hook_decay, self.hook_write, self.hook_state)
+        hooked = any(has_hooks(point) for point in points)
+        outputs = []
+        for t in range(scan.u.shape[1]):
+            here = _Scan(*(part[:, t] for part in scan))
+            if not hooked:
+                y, state = selective_scan.step(
+                    here.u, here.dt, self.A_log, here.B, here.C, D=self.D, state=state
+                )
+            else:
+                for point in points:
+                    point.ctx["position"] = start + t
+                y, state = self._hooked_step(here, state)
+            outputs.append(y)
+        return torch.stack(outputs, 1), state
+
+    def _hooked_step(self, here: _Scan, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        log_decay = self.hook_decay(here.dt[..., None] * -torch.exp(self.A_log))
+        write = self.hook_write((here.dt * here.u)[..., None] * here.B[:, None])
+        state = self.hook_state(write if state is None else torch.exp(log_decay) * state + write)
+        return (state * here.C[:, None]).sum(-1) + self.D * here.u, state
+
+    def _output(self, y: Float[Tensor, "batch seq d_inner"]) -> Float[Tensor, "batch seq d_model"]:
+        if not self.use_attn_result:
+            return self.out_proj(y)
+        result = self.hook_result(y[..., None] * self.W_O[:, 0])
+        return result.sum(2) + self.b_O
+
+    def implied_attention(
+        self, x: Float[Tensor, "batch seq d_model"]
+    ) -> Float[Tensor, "batch head dest=seq src=seq"]:
+        """The scan's A per channel, signed, without D and gate. d_inner x seq x seq numbers: `read` needs fewer."""
+        scan = self._parts(x).scan
+        return selective_scan.pattern(scan.dt, self.A_log, scan.B, scan.C)
+
+    def _parts(self, x: Float[Tensor, "batch seq d_model"]) -> Mamba1Parts:
+        """Everything a reading needs, of a whole sequence and without hooks."""
+        inner, z = self.in_proj(x).chunk(2, -1)
+        pre, _ = causal_conv.causal_conv(inner, self.conv1d.weight[:, 0], self.conv1d.bias)
+        return Mamba1Parts(
+            mixer=self, inner=inner, pre=pre, scan=self._select(F.silu(pre)), gate=F.silu(z)
+        )
+
+    def _read(self, x: Tensor, reading: str, units: str) -> Reading:
+        return mamba1_reading(self._parts(x), reading, units)
+
+    def init_state(
+        self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> Mamba1State:
+        """Zeros; the scan's state is kept in float32 or better."""
+        own = self._own(device, dtype)
+        conv = torch.zeros(batch, self.config.d_conv - 1, self.d_inner, **own)
+        own["dtype"] = torch.promote_types(own["dtype"], torch.float32)
+        return Mamba1State(ssm=torch.zeros(batch, self.d_inner, self.d_state, **own), conv=conv, length=0)
+
+    def state_size(self) -> int:
+        """Numbers in the state of one sequence, whatever its length."""
+        return self.d_inner * (self.d_state + self.config.d_conv - 1)
+
+    @torch.no_grad()
+    def reset_parameters(self, *, std: float, out_std: float, generator: torch.Generator | None) -> None:
+        """Mamba's own scheme; `std` is not used: the projections into the scan are uniform by fan-in.
+
+        "standard": A = 1 .. d_state, dt log-uniform in dt_min .. dt_max. "slow": dt = 0.1 and time constants of 8 .. 512 tokens,
+        log-spaced over the state indices. D = 1.
+        """
+        config = self.config
+        for weight in (self.in_proj.weight, self.conv1d.weight):
+            fan_in_uniform(weight, generator=generator)
+        self.out_proj.weight.normal_(0, out_std, generator=generator)
+        for module in (self.in_proj, self.conv1d, self.out_proj):
+            if module.bias is not None:
+                module.bias.zero_()
+        steps = dt_bias(
+            self.d_inner, init=config.init, dt_min=config.dt_min, dt_max=config.dt_max, generator=generator
+        )
+        if config.constant_bcdt:
+            self.B.normal_(0, 1, generator=generator)
+            self.C.normal_(0, 1, generator=generator)
+            self.dt_bias.copy_(steps)
+        else:
+            fan_in_uniform(self.x_proj.weight, generator=generator)
+            bound = config.dt_rank**-0.5
+            self.dt_proj.weight.uniform_(-bound, bound, generator=generator)
+            self.dt_proj.bias.copy_(steps)
+        rates = torch.arange(1.0, self.d_state + 1).log() if config.init == "standard" else slow_A_log(self.d_state)
+        self.A_log.copy_(rates.expand_as(self.A_log))
+        self.D.fill_(1)
+
+    def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:
+        """The layer's value path, one unit: in_proj, sum of taps, mean of SiLU's slope factor, mean gate, out_proj."""
+        parts = self._parts(x)
+        gain = self.conv1d.weight[:, 0].sum(-1) * torch.sigmoid(parts.pre).mean((0, 1))
+        W_V = self.in_proj.weight[: self.d_inner].T * gain
+        W_O = parts.gate.mean((0, 1))[:, None] * self.out_proj.weight.T
+        return OVFactors(W_V[None], W_O[None], "mean gate, mean sigmoid(pre), sum of the convolution's taps")
+
+    @property
+    def W_V(self) -> Float[Tensor, "head d_model 1"]:
+        """Value projection by channel (before the convolution)."""
+        return self.in_proj.weight[: self.d_inner, :, None]
+
+    @property
+    def W_O(self) -> Float[Tensor, "head 1 d_model"]:
+        """Output projection by channel."""
+        return self.out_proj.weight.T[:, None]
+
+    @property
+    def b_O(self) -> Float[Tensor, " d_model"]:
+        """Output bias."""
+        bias = self.out_proj.bias
+        return self.out_proj.weight.new_zeros(self.d_model) if bias is None else bias
