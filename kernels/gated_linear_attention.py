@@ -16,6 +16,7 @@ from torch import Tensor
 
 from kernels import KernelError
 from kernels.checks import accumulation_dtype, check_axes, check_groups, resolve_backend, resolve_form, without_autocast
+from kernels.chunked_linear import ChunkedLinear, chunked_by_channel
 from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "gated_linear_attention"
@@ -117,6 +118,51 @@ def parallel(
 
 
 @without_autocast
+def chunked(
+    q: Queries,
+    k: Queries,
+    v: Values,
+    *,
+    log_decay: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    scale: float = 1.0,
+    normalise: bool = False,
+    eps: float = 0.0,
+    state: LinearState | None = None,
+    chunk: int | None = None,
+) -> tuple[Values, LinearState]:
+    """Linear-time form: quadratic within chunks, states between them. Arguments and results as in `parallel`.
+
+    Args:
+        chunk: Steps in a chunk; default 64, and 16 where each key channel has its own decay.
+    """
+    sizes = _check(q, k, v, log_decay, k_weight, state, normalise)
+    per_channel = log_decay is not None and log_decay.ndim == 4
+    chunk = (16 if per_channel else 64) if chunk is None else chunk
+    if chunk < 1:
+        raise KernelError(f"{OPERATOR}: chunk is {chunk}, accepted is at least 1")
+    groups = sizes["head"] if per_channel or sizes["q_head"] != sizes["k_head"] else sizes["q_head"]
+    acc = accumulation_dtype(q, k, v, log_decay, k_weight)
+    q, k = (_rows(t.to(acc), groups) for t in (q, k))
+    values, start = _with_normaliser(v.to(acc), k_weight, state, normalise)
+    values = _rows(values, sizes["head"]).unflatten(0, (-1, sizes["head"] // groups))
+    start = None if start is None else start.to(acc).reshape(-1, values.shape[1], *start.shape[2:])
+    decay = None if log_decay is None else log_decay.to(acc)
+    if per_channel:
+        output, s = chunked_by_channel(q * scale, k, values[:, 0], _rows(decay, groups), start, chunk)
+    else:
+        if decay is not None:
+            decay = decay.expand(v.shape[:3]).transpose(1, 2).reshape(-1, values.shape[1], sizes["seq"])
+        output, s = ChunkedLinear.apply(q * scale, k, values, decay, start, chunk)
+    output = output.reshape(sizes["batch"], sizes["head"], sizes["seq"], -1).transpose(1, 2)
+    s = s.reshape(sizes["batch"], sizes["head"], *s.shape[-2:])
+    if not normalise:
+        return output.to(v.dtype), LinearState(s=s)
+    output = output[..., :-1] / (output[..., -1:] + eps)
+    return output.to(v.dtype), LinearState(s=s[..., :-1], z=s[..., -1])
+
+
+@without_autocast
 def step(
     q: Float[Tensor, "batch _ d_k"],
     k: Float[Tensor, "batch _ d_k"],
@@ -200,6 +246,43 @@ def gated_linear_attention(
     return function(q, k, v, log_decay=log_decay, k_weight=k_weight, scale=scale, normalise=normalise, eps=eps, state=state)
 
 
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor | None,
+    log_decay: Tensor | None,
+    k_weight: Tensor | None,
+    state: LinearState | None,
+    normalise: bool,
+) -> dict[str, int]:
+    """Sizes of all axes: batch, seq, head, q_head, k_head, d_k, and d_v where there are values."""
+    if log_decay is not None and log_decay.ndim not in (1, 3, 4):
+        raise KernelError(
+            f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [head], [batch seq head] "
+            "and [batch seq head d_k]"
+        )
+    decay_axes = {1: "head", 3: "batch seq head", 4: "batch seq head d_k"}[3 if log_decay is None else log_decay.ndim]
+    sizes = check_axes(
+        OPERATOR,
+        {
+            "v": (v, "batch seq head d_v"),
+            "log_decay": (log_decay, decay_axes),
+            "k_weight": (k_weight, "batch seq head"),
+            "q": (q, "batch seq q_head d_k"),
+            "k": (k, "batch seq k_head d_k"),
+            "state.s": (None if state is None else state.s, "batch head d_k d_v"),
+            "state.z": (None if state is None else state.z, "batch head d_k"),
+        },
+    )
+    heads = sizes.setdefault("head", max(sizes["q_head"], sizes["k_head"]))
+    check_groups(OPERATOR, heads, q=sizes["q_head"], k=sizes["k_head"])
+    if sizes["seq"] < 1:
+        raise KernelError(f"{OPERATOR}: q has shape {tuple(q.shape)}, accepted are sequences of at least 1")
+    if normalise and state is not None and state.z is None:
+        raise KernelError(f"{OPERATOR}: normalise=True needs a state with z, got z=None")
+    return sizes
+
+
 def _prepare(
     q: Tensor,
     k: Tensor,
@@ -209,49 +292,19 @@ def _prepare(
     scale: float,
     state: LinearState | None,
     normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Check everything; give scaled q, weighted k and the decay per head as [batch seq head (d_k or 1)], accumulation dtype."""
-    if log_decay is not None and log_decay.ndim not in (1, 3, 4):
-        raise KernelError(f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [head], "
-                          "[batch seq head] and [batch seq head d_k]")  # fmt: skip
-    decay_axes = {1: "head", 3: "batch seq head", 4: "batch seq head d_k"}[3 if log_decay is None else log_decay.ndim]
-    counts = [t.shape[2] for t in (v, q, k, k_weight) if t is not None and t.ndim > 2]
-    heads = v.shape[2] if v is not None and v.ndim == 4 else max(counts)
-    if v is None and log_decay is not None:
-        heads = max(heads, log_decay.shape[0 if log_decay.ndim == 1 else 2])
-    sizes = check_axes(
-        OPERATOR,
-        {
-            "q": (q, "batch seq q_head d_k"),
-            "k": (k, "batch seq k_head d_k"),
-            "v": (v, "batch seq head d_v"),
-            "log_decay": (log_decay, decay_axes),
-            "k_weight": (k_weight, "batch seq head"),
-            "state.s": (None if state is None else state.s, "batch head d_k d_v"),
-            "state.z": (None if state is None else state.z, "batch head d_k"),
-        },
-        head=heads,
-    )
-    check_groups(OPERATOR, heads, q=sizes["q_head"], k=sizes["k_head"])
-    if sizes["seq"] < 1:
-        raise KernelError(f"{OPERATOR}: q has shape {tuple(q.shape)}, accepted are sequences of at least 1")
-    if normalise and state is not None and state.z is None:
-        raise KernelError(f"{OPERATOR}: normalise=True needs a state with z, got z=None")
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Check everything; scaled q, weighted k and log decay [batch seq head (d_k or 1)] for every head, accumulation dtype."""
+    sizes = _check(q, k, v, log_decay, k_weight, state, normalise)
+    heads = sizes["head"]
     acc = accumulation_dtype(q, k, v, log_decay, k_weight)
     q = q.to(acc).repeat_interleave(heads // sizes["q_head"], dim=2) * scale
     k = k.to(acc).repeat_interleave(heads // sizes["k_head"], dim=2)
     if k_weight is not None:
         k = k * k_weight.to(acc)[..., None]
-    return q, k, _decay(log_decay, q)
-
-
-def _decay(log_decay: Tensor | None, q: Tensor) -> Tensor:
-    """The log decay as [batch seq head (d_k or 1)]."""
     if log_decay is None:
-        return q.new_zeros(*q.shape[:3], 1)
-    if log_decay.ndim == 1:
-        return log_decay.to(q.dtype).expand(q.shape[:3])[..., None]
-    return log_decay.to(q.dtype) if log_decay.ndim == 4 else log_decay.to(q.dtype)[..., None]
+        return q, k, q.new_zeros(*q.shape[:3], 1)
+    decay = log_decay.to(acc)
+    return q, k, decay if decay.ndim == 4 else decay.expand(q.shape[:3])[..., None]
 
 
 def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
@@ -269,9 +322,6 @@ def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     return sum(products)
 
 
-def chunked(*args, **kwargs): return parallel(*args, **kwargs)
-
-
 def _denominator(weights: Tensor, q: Tensor, decay: Tensor, state: LinearState | None, eps: float) -> Tensor:
     """What a normalised row is divided by [batch head dest 1]."""
     rows = weights.sum(dim=-1)
@@ -279,3 +329,20 @@ def _denominator(weights: Tensor, q: Tensor, decay: Tensor, state: LinearState |
         from_start = torch.exp(decay.cumsum(dim=1))
         rows = rows + torch.einsum("bihd,bhd->bhi", q * from_start, state.z.to(q.dtype))
     return (rows + eps)[..., None]
+
+
+def _rows(x: Tensor, heads: int) -> Tensor:
+    """[batch seq (1..heads) d] as contiguous [batch*heads seq d], each group repeated for its heads."""
+    x = x.repeat_interleave(heads // x.shape[2], dim=2)
+    return x.transpose(1, 2).contiguous().flatten(0, 1)
+
+
+def _with_normaliser(
+    v: Tensor, k_weight: Tensor | None, state: LinearState | None, normalise: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Values, weighted, and the initial state; the normaliser is one more value, 1 everywhere, and z one more column."""
+    start = None if state is None else state.s
+    if normalise:
+        v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+        start = None if state is None else torch.cat([state.s, state.z[..., None]], dim=-1)
+    return (v if k_weight is None else v * k_weight.to(v.dtype)[..., None]), start

@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, without_autocast
+from kernels.checkpointed_scan import CheckpointedScan
+from kernels.checks import accumulation_dtype, check_axes, resolve_backend, resolve_form, without_autocast
 from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "selective_scan"
@@ -91,6 +92,27 @@ def parallel(
 
 
 @without_autocast
+def chunked(
+    u: Channels,
+    dt: Channels,
+    A_log: Rates,
+    B: Shared,
+    C: Shared,
+    *,
+    D: Float[Tensor, " channel"] | None = None,
+    z: Channels | None = None,
+    state: State | None = None,
+) -> tuple[Channels, State]:
+    """Linear-time form: chunk by chunk, with a backward that recomputes the states. Arguments and results as in `parallel`."""
+    _check(u, dt, A_log, B, C, D, z, state)
+    dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
+    A = -torch.exp(A_log.to(u.dtype)).transpose(0, 1)
+    start = u.new_zeros(u.shape[0], *A.shape) if state is None else state.to(u.dtype).transpose(1, 2)
+    y, last = CheckpointedScan.apply(u, dt, A.contiguous(), B, C, start)
+    return _finish(y, u, D, z).to(dtype), last.transpose(1, 2)
+
+
+@without_autocast
 def step(
     u: Float[Tensor, "batch channel"],
     dt: Float[Tensor, "batch channel"],
@@ -138,6 +160,29 @@ def recurrent(
     return torch.stack(outputs, dim=1), state
 
 
+def selective_scan(
+    u: Channels,
+    dt: Channels,
+    A_log: Rates,
+    B: Shared,
+    C: Shared,
+    *,
+    D: Float[Tensor, " channel"] | None = None,
+    z: Channels | None = None,
+    state: State | None = None,
+    form: str = "chunked",
+    backend: str | None = None,
+) -> tuple[Channels, State]:
+    """Selective scan in a named form ("parallel", "chunked", "recurrent"). Arguments and results as in `parallel`.
+
+    Raises:
+        KernelError: Shapes that disagree, an unknown form, a backend that is not available.
+    """
+    resolve_backend(OPERATOR, backend, u)
+    function = resolve_form(OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent})
+    return function(u, dt, A_log, B, C, D=D, z=z, state=state)
+
+
 def _terms(dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, channels: slice, rows: slice):
     """The implied attention of one state index after the other, each [batch channel dest src]."""
     dt, B, C = _accumulate(dt, B, C)
@@ -180,7 +225,3 @@ def _check(
     if sizes["seq"] < 1:
         raise KernelError(f"{OPERATOR}: dt has shape {tuple(dt.shape)}, accepted are sequences of at least 1")
 
-
-def chunked(*args, **kwargs): return parallel(*args, **kwargs)
-def selective_scan(u, dt, A_log, B, C, *, D=None, z=None, state=None, form="chunked", backend=None):
-    return {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}[form](u, dt, A_log, B, C, D=D, z=z, state=state)

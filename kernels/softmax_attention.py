@@ -13,7 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, check_groups, resolve_backend, without_autocast
+from kernels.blocked_softmax import BlockedSoftmax
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_groups,
+    resolve_backend,
+    resolve_form,
+    without_autocast,
+)
 
 Queries = Float[Tensor, "batch dest head d_head"]
 Keys = Float[Tensor, "batch src kv_head d_head"]
@@ -69,6 +77,33 @@ def parallel(
     return torch.einsum("bhij,bjhd->bihd", weights, values).to(v.dtype)
 
 
+@without_autocast
+def chunked(
+    q: Queries, k: Keys, v: Values, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+) -> Output:
+    """Memory linear in length: torch's scaled_dot_product_attention where it applies, else blocks of queries.
+
+    It applies without a sink, without a window shorter than the sequence, for as many queries as keys and d_v = d_head.
+    """
+    _check(q, k, v, window, sink)
+    n_dest, n_src = q.shape[1], k.shape[1]
+    if sink is None and (window is None or window >= n_src) and n_dest == n_src and q.shape[3] == v.shape[3]:
+        repeats = q.shape[2] // k.shape[2]
+        heads_first = [t.transpose(1, 2) for t in (q, k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2))]
+        output = F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=_scale(q, scale))
+        return output.transpose(1, 2)
+    return _blocked(q, k, v, scale, window, sink)[0].transpose(1, 2).to(v.dtype)
+
+
+@without_autocast
+def logsumexp(
+    q: Queries, k: Keys, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+) -> Float[Tensor, "batch head dest"]:
+    """log of the denominator (sink included), in linear memory: pattern = exp(scores - logsumexp)."""
+    _check(q, k, None, window, sink)
+    return _blocked(q, k, k[..., :0], scale, window, sink)[1]
+
+
 def empty_state(
     batch: int, n_kv_heads: int, d_head: int, d_v: int, *, dtype: torch.dtype, device: torch.device | str
 ) -> KVState:
@@ -97,10 +132,55 @@ def step(
                                      "v": (v, "batch new kv_head d_v"), "state.k": (state.k, "batch kept kv_head d_head"),
                                      "state.v": (state.v, "batch kept kv_head d_v")})  # fmt: skip
     keys, values = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
-    output = parallel(q, keys, values, scale=scale, window=window, sink=sink)
+    form = parallel if q.shape[1] == 1 else chunked
+    output = form(q, keys, values, scale=scale, window=window, sink=sink)
     kept = keys.shape[1] if window is None else min(keys.shape[1], window - 1)
     start = keys.shape[1] - kept
     return output, KVState(k=keys[:, start:], v=values[:, start:], length=state.length + k.shape[1])
+
+
+@without_autocast
+def recurrent(
+    q: Queries, k: Keys, v: Values, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+) -> Output:
+    """Token by token through `step` and a growing cache. Options as in `pattern`."""
+    _check(q, k, v, window, sink)
+    state = empty_state(k.shape[0], *k.shape[2:], v.shape[3], dtype=k.dtype, device=k.device)
+    outputs = []
+    for t in range(q.shape[1]):
+        at = slice(t, t + 1)
+        output, state = step(q[:, at], k[:, at], v[:, at], state, scale=scale, window=window, sink=sink)
+        outputs.append(output)
+    return torch.cat(outputs, dim=1)
+
+
+def softmax_attention(
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sink: Sink | None = None,
+    form: str = "chunked",
+    backend: str | None = None,
+) -> Output:
+    """Softmax attention in a named form ("parallel", "chunked", "recurrent"). Options as in `pattern`.
+
+    Raises:
+        KernelError: Shapes that disagree, an unknown form, a backend that is not available.
+    """
+    resolve_backend("softmax_attention", backend, q)
+    forms = {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
+    return resolve_form("softmax_attention", form, forms)(q, k, v, scale=scale, window=window, sink=sink)
+
+
+def _blocked(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sink: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    acc = accumulation_dtype(q, k, v)
+    heads_first = [t.to(acc).transpose(1, 2) for t in (q, k, v)]
+    return BlockedSoftmax.apply(*heads_first, None if sink is None else sink.to(acc), _scale(q, scale), window)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
@@ -130,7 +210,3 @@ def _check(q: Tensor, k: Tensor, v: Tensor | None, window: int | None, sink: Ten
     if window is not None and window < 1:
         raise KernelError(f"softmax_attention: window is {window}, accepted is None or at least 1")
 
-
-def chunked(q, k, v, *, scale=None, window=None, sink=None): return parallel(q, k, v, scale=scale, window=window, sink=sink)
-def softmax_attention(q, k, v, *, scale=None, window=None, sink=None, form="chunked", backend=None):
-    return {"parallel": parallel, "chunked": chunked}[form](q, k, v, scale=scale, window=window, sink=sink)

@@ -1,0 +1,62 @@
+"""How a kernel is started, and what every launcher asks of its tensors."""
+
+import functools
+import importlib.util
+import os
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kernels import KernelError
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LOG2E = 1.4426950408889634
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
+    """Start one kernel on the device of its first tensor. A grid with an empty axis starts nothing."""
+    if 0 in grid:
+        return
+    device = args[0].device
+    if device.type == "cuda" and device.index != torch.cuda.current_device():
+        with torch.cuda.device(device):
+            kernel[grid](*args, **meta)
+    else:
+        kernel[grid](*args, **meta)
+
+
+@functools.cache
+def available() -> bool:
+    """Whether Triton can be imported."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1)."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def check_dtype(operator: str, tensor: Tensor) -> None:
+    """Raise KernelError for a dtype without a kernel, or bfloat16 on a GPU that has none."""
+    if tensor.dtype not in DTYPES:
+        names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise KernelError(f"{operator}: dtype {tensor.dtype} has no Triton kernel, accepted are {names} (or backend='torch')")
+    if tensor.dtype == torch.bfloat16 and tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) < (8, 0):
+        raise KernelError(f"{operator}: {torch.cuda.get_device_name(tensor.device)} has no bfloat16, accepted are float32, float16")
+
+
+def check_width(operator: str, name: str, width: int, largest: int = 256) -> None:
+    """Raise KernelError for a width that the kernels do not hold."""
+    if not 1 <= width <= largest:
+        raise KernelError(f"{operator}: {name} is {width}, accepted by the Triton kernels is 1 to {largest}")
+
+
+def rows(tensor: Tensor) -> Tensor:
+    """The tensor with a last axis of stride 1; other axes may have any stride."""
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def power_of_two(width: int, least: int = 16) -> int:
+    """The smallest power of two that holds a width, at least `least`."""
+    return max(least, 1 << (width - 1).bit_length())
