@@ -1,0 +1,154 @@
+"""One unit's weights on one sequence: destination on y, source on x, tokens as labels."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from interp.figures.theme import colour_bar, scale, style, theme_of
+from interp.figures.token_text import label
+
+# Largest side drawn cell by cell; longer sequences are drawn as block maxima of the absolute value.
+MOST_CELLS = 256
+# Up to this many tokens every one is labelled; beyond, every k-th (hover always names both).
+MOST_LABELS = 56
+
+
+def attention_map(
+    matrix: np.ndarray | Sequence[Sequence[float]],
+    tokens: Sequence[str | bytes],
+    *,
+    targets: bool = True,
+    limit: float | None = None,
+    quantity: str = "attention",
+    mode: str = "light",
+    title: str | None = None,
+) -> go.Figure:
+    """Heatmap of weights [dest src].
+
+    Args:
+        matrix: [n n]; entry [i, j] is what destination i reads from source j. Entries above the diagonal that are
+            zero are left blank.
+        tokens: The n tokens; escaped, whitespace and control characters made visible.
+        targets: Outline the induction targets: sources j whose previous token is an earlier copy of token i.
+        limit: Upper end of the colours (and, for signed weights, minus the lower end); default the largest absolute
+            weight. It is stated on the colour bar.
+        quantity: Name on the colour bar.
+        mode: `light` or `dark`.
+        title: Of the figure.
+
+    Returns:
+        Heatmap (z as given up to 256 tokens, else block maxima), outlines of the targets. Weights with a negative
+        entry get the diverging scale with symmetric limits.
+
+    Raises:
+        ValueError: the matrix is not square, does not fit the tokens, or holds a value that is not finite.
+    """
+    weights = _checked(matrix, tokens)
+    theme, n = theme_of(mode), len(tokens)
+    signed = bool(weights.min() < 0) if n else False
+    top = limit or float(np.abs(weights).max()) or 1.0
+    shown, block = _blocks(weights)
+    z = np.where(np.triu(np.ones_like(shown, dtype=bool), k=1) & (shown == 0), np.nan, shown)
+    ends = [-top, 0, top] if signed else [0, top / 2, top]
+    centres = np.arange(len(z)) * block + (block - 1) / 2
+    figure = go.Figure(
+        go.Heatmap(
+            z=z,
+            x=centres,
+            y=centres,
+            xaxis="x2",
+            yaxis="y2",
+            zmin=-top if signed else 0.0,
+            zmax=top,
+            colorscale=scale(theme.diverging if signed else theme.sequential),
+            colorbar=colour_bar(theme, quantity) | {"tickvals": ends, "ticktext": [_number(end) for end in ends]},
+            hoverongaps=False,
+            name=quantity,
+            hovertemplate="destination %{y}<br>reads source %{x}<br><b>%{z:.4f}</b><extra></extra>",
+        )
+    )
+    if targets and block == 1:
+        _outlines(figure, tokens, theme.outline if not signed else theme.ink)
+    style(figure, theme, title=title)
+    _axes(figure, tokens, centres, theme)
+    return figure
+
+
+def _checked(matrix: np.ndarray | Sequence[Sequence[float]], tokens: Sequence[str | bytes]) -> np.ndarray:
+    weights = np.asarray(matrix, dtype=np.float64)
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or len(weights) != len(tokens) or not len(tokens):
+        raise ValueError(
+            f"matrix has shape {weights.shape} for {len(tokens)} tokens; accepted: [n n] for n >= 1 tokens"
+        )
+    if not np.isfinite(weights).all():
+        dest, src = np.argwhere(~np.isfinite(weights))[0]
+        raise ValueError(f"matrix holds {weights[dest, src]} at destination {dest}, source {src}; it must be finite")
+    return weights
+
+
+def _number(value: float) -> str:
+    return f"{value:.2g}".replace("-", "−")
+
+
+def _blocks(weights: np.ndarray) -> tuple[np.ndarray, int]:
+    """Weights as they are, or for long sequences the entry of largest absolute value in each block, and its side."""
+    block = -(-len(weights) // MOST_CELLS)
+    if block == 1:
+        return weights, 1
+    side = -(-len(weights) // block)
+    padded = np.zeros((side * block, side * block))
+    padded[: len(weights), : len(weights)] = weights
+    tiles = padded.reshape(side, block, side, block).transpose(0, 2, 1, 3).reshape(side, side, -1)
+    largest = np.abs(tiles).argmax(axis=-1)
+    return np.take_along_axis(tiles, largest[..., None], axis=-1)[..., 0], block
+
+
+def induction_targets(tokens: Sequence[str | bytes]) -> list[tuple[int, int]]:
+    """All (dest, src) with src the position after an earlier copy of dest's token, by token equality."""
+    places: dict[str | bytes, list[int]] = {}
+    found = []
+    for dest, token in enumerate(tokens):
+        found += [(dest, earlier + 1) for earlier in places.get(token, [])]
+        places.setdefault(token, []).append(dest)
+    return found
+
+
+def _outlines(figure: go.Figure, tokens: Sequence[str | bytes], colour: str) -> None:
+    x: list[float | None] = []
+    y: list[float | None] = []
+    for dest, src in induction_targets(tokens):
+        x += [src - 0.5, src + 0.5, src + 0.5, src - 0.5, src - 0.5, None]
+        y += [dest - 0.5, dest - 0.5, dest + 0.5, dest + 0.5, dest - 0.5, None]
+    width = 1.4 if len(tokens) <= 64 else 0.8
+    figure.add_scatter(
+        x=x, y=y, mode="lines", line={"color": colour, "width": width}, name="induction targets", hoverinfo="skip"
+    )
+
+
+def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray, theme) -> None:
+    """Visible axes with thinned labels; hidden ones over them, on which every token is named, serve the hover."""
+    n = len(tokens)
+    stride = next(k for k in (1, 2, 5, 10, 20, 25, 50, 100, 250, 10**9) if n / k <= MOST_LABELS)
+    thin = list(range(0, n, stride))
+    texts = [label(tokens[i], limit=8) for i in thin] if stride == 1 else [f"{i}" for i in thin]
+    named = np.clip(centres.round().astype(int), 0, n - 1)
+    full = [f"‘{label(tokens[i], limit=24)}’ @{i}" for i in named]
+    size = 11 if n <= 36 else 9
+    shared = {"showgrid": False, "ticks": "", "tickmode": "array", "automargin": True, "constrain": "domain"}
+    labels = {"tickvals": thin, "ticktext": texts, "tickfont": {"size": size, "color": theme.muted}}
+    hidden = {"tickvals": centres, "ticktext": full, "showticklabels": False, "visible": True, "title": None}
+    across, down = [-0.5, n - 0.5], [n - 0.5, -0.5]
+    kind = " token" if stride == 1 else " position"
+    line = {"showline": False, "linewidth": 1}
+    figure.update_layout(
+        xaxis={**shared, **labels, **line, "range": across, "tickangle": -90 if stride == 1 else 0}
+        | {"title": {"text": f"source{kind}", "standoff": 8}},
+        yaxis={**shared, **labels, **line, "range": down, "scaleanchor": "x"}
+        | {"title": {"text": f"destination{kind}", "standoff": 8}},
+        xaxis2={**shared, **hidden, "range": across, "overlaying": "x", "matches": "x", "showline": False},
+        yaxis2={**shared, **hidden, "range": down, "overlaying": "y", "matches": "y", "showline": False},
+        showlegend=False,
+        height=560,
+        margin={"l": 70, "r": 10, "t": 44, "b": 70},
+    )

@@ -1,0 +1,58 @@
+"""Weight, or effect of cutting, by the offset from the earlier copy: where an induction head really reads."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from interp.figures.theme import style, theme_of
+
+
+def offset_profile(
+    profiles: Mapping[str, Sequence[float]],
+    *,
+    first_offset: int = 1,
+    controls: Mapping[str, float] | None = None,
+    quantity: str = "weight",
+    mode: str = "light",
+    title: str | None = None,
+) -> go.Figure:
+    """Bars by offset, one group a unit.
+
+    Args:
+        profiles: Values by name; value k belongs to offset `first_offset` + k. Offset 1 is the token after the earlier
+            copy, the textbook induction target.
+        first_offset: Offset of the first value.
+        controls: Values by name drawn as lines across: what chance or a random edge gives.
+        quantity: Name of the y axis, with its unit.
+        mode: `light` or `dark`.
+        title: Of the figure.
+
+    Raises:
+        ValueError: no profile.
+    """
+    if not profiles:
+        raise ValueError("no profile to draw; give at least one")
+    theme, figure = theme_of(mode), go.Figure()
+    for (name, values), colour in zip(profiles.items(), theme.series * 4, strict=False):
+        figure.add_bar(
+            x=np.arange(len(values)) + first_offset,
+            y=np.asarray(values, dtype=np.float64),
+            name=name,
+            marker={"color": colour, "line": {"width": 0}},
+            hovertemplate=f"{name}<br>offset %{{x:+d}}<br>%{{y:.3f}}<extra></extra>",
+        )
+    for name, value in (controls or {}).items():
+        figure.add_hline(
+            y=value,
+            line={"color": theme.muted, "width": 1.2, "dash": "dot"},
+            annotation={"text": name, "font": {"size": 11, "color": theme.muted}, "xanchor": "right"},
+        )
+    style(figure, theme, title=title, height=300)
+    figure.update_xaxes(title_text="offset from the earlier copy", dtick=1, tickformat="+d", showgrid=False)
+    figure.update_yaxes(title_text=quantity, zeroline=True, zerolinecolor=theme.muted, zerolinewidth=1)
+    legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
+    figure.update_layout(
+        bargap=0.25, legend=legend, showlegend=len(profiles) > 1, margin={"l": 60, "r": 10, "t": 52, "b": 50}
+    )
+    return figure

@@ -1,0 +1,204 @@
+"""Layer x head matrices of a score, for one checkpoint or, with a slider, for a series."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+
+from interp.figures.theme import Theme, colour_bar, on_colour, scale, style, theme_of
+from interp.figures.unit_name import UNIT_LETTERS
+from interp.records import CheckpointScores
+
+# (label, lowest, highest): None is the largest absolute value, the same on both sides.
+SCORES = {
+    "prefix_matching": ("prefix matching", 0.0, 1.0),
+    "previous_token": ("previous token", 0.0, 1.0),
+    "copying_edge": ("copying (edge)", -1.0, 1.0),
+    "copying": ("copying (logit)", -1.0, 1.0),
+    "copying_eigenvalue": ("copying (eigenvalue)", -1.0, 1.0),
+    "offset_effect_nats": ("effect of cutting (nats)", None, None),
+}
+# Numbers are written into cells up to this many columns and cells.
+MOST_NUMBERED_COLUMNS, MOST_NUMBERED = 12, 200
+
+
+def score_matrix(
+    checkpoints: Sequence[CheckpointScores],
+    *,
+    score: str = "prefix_matching",
+    reading: str = "pattern",
+    mode: str = "light",
+    title: str | None = None,
+    slider: bool = True,
+) -> go.Figure:
+    """Matrix of one score under one reading; layer 0 on top, units without the score left blank.
+
+    Args:
+        checkpoints: One, or a series: then one frame for each (named by its step), the last one shown.
+        score: A key of `SCORES`.
+        reading: `pattern`, `ssm` or `block`.
+        mode: `light` or `dark`.
+        title: Of the figure; default the score's name.
+        slider: Draw plotly's own slider and play button for a series.
+
+    Returns:
+        A heatmap whose z is [layer head]; ranges are fixed and stated on the colour bar: [0, 1] for shares, symmetric
+        for signed scores. Induction heads are outlined.
+
+    Raises:
+        ValueError: unknown score, or no unit has this reading.
+    """
+    if score not in SCORES:
+        raise ValueError(f"score {score!r}; accepted: {', '.join(SCORES)}")
+    theme = theme_of(mode)
+    units = [head for checkpoint in checkpoints for head in checkpoint.heads if head.reading == reading]
+    if not units:
+        there = sorted({head.reading for checkpoint in checkpoints for head in checkpoint.heads})
+        raise ValueError(f"no unit has the reading {reading!r}; there are: {', '.join(there) or 'none'}")
+    layers = sorted({head.layer for head in units})
+    n_heads = 1 + max(head.head for head in units)
+    tables = [_table(checkpoint, score, reading, layers, n_heads) for checkpoint in checkpoints]
+    limits = _limits(score, tables)
+    letter = UNIT_LETTERS.get(units[0].unit, "")
+    pictures = [_traces(table, induction, layers, letter, limits, score, theme) for table, induction in tables]
+    figure = go.Figure(data=pictures[-1])
+    if len(checkpoints) > 1:
+        names = [str(checkpoint.step) for checkpoint in checkpoints]
+        figure.frames = [go.Frame(name=name, data=list(data)) for name, data in zip(names, pictures, strict=True)]
+    height = 26 * len(layers) + 118 if len(layers) > 6 else 44 * len(layers) + 118
+    style(figure, theme, title=title or SCORES[score][0], height=height)
+    _layout(figure, layers, n_heads, letter, theme)
+    if slider and len(checkpoints) > 1:
+        _slider(figure, [checkpoint.step for checkpoint in checkpoints], theme)
+    return figure
+
+
+def _table(
+    checkpoint: CheckpointScores, score: str, reading: str, layers: list[int], n_heads: int
+) -> tuple[np.ndarray, list[tuple[int, int]]]:
+    """[layer head] values, NaN where there is none, and the (row, head) places of induction heads."""
+    values, induction = np.full((len(layers), n_heads), np.nan), []
+    for head in checkpoint.heads:
+        if head.reading != reading:
+            continue
+        row, value = layers.index(head.layer), getattr(head, score)
+        values[row, head.head] = np.nan if value is None else value
+        if head.is_induction:
+            induction.append((row, head.head))
+    return values, induction
+
+
+def _limits(score: str, tables: list[tuple[np.ndarray, list]]) -> tuple[float, float]:
+    _, low, high = SCORES[score]
+    values = np.concatenate([table.ravel() for table, _ in tables])
+    values = values[np.isfinite(values)]
+    largest = float(np.abs(values).max()) if values.size else 1.0
+    if low is None:
+        return -(largest or 1.0), largest or 1.0
+    # A share that leaves [0, 1] (signed weights) gets a symmetric scale rather than a clipped one.
+    if values.size and (values.min() < low - 1e-6 or values.max() > high + 1e-6):
+        return (-largest, largest) if values.min() < -1e-6 else (0.0, largest)
+    return low, high
+
+
+def _traces(
+    values: np.ndarray,
+    induction: list[tuple[int, int]],
+    layers: list[int],
+    letter: str,
+    limits: tuple[float, float],
+    score: str,
+    theme: Theme,
+) -> tuple[go.Heatmap, go.Scatter, go.Scatter]:
+    """Cells, their numbers, and the outlines of induction heads."""
+    low, high = limits
+    signed = low < 0
+    rows, columns = np.mgrid[: values.shape[0], : values.shape[1]]
+    cells = go.Heatmap(
+        z=values,
+        zmin=low,
+        zmax=high,
+        colorscale=scale(theme.diverging if signed else theme.sequential),
+        colorbar=colour_bar(theme, "") | {"tickvals": [low, (low + high) / 2, high], "tickformat": ".3~g"},
+        xgap=2,
+        ygap=2,
+        hoverongaps=False,
+        customdata=np.broadcast_to(np.array(layers)[:, None], values.shape),
+        hovertemplate=f"layer %{{customdata}}, {'unit' if letter != 'H' else 'head'} %{{x}}<br>%{{z:.3f}}<extra></extra>",
+        name=SCORES[score][0],
+    )
+    numbered = values.shape[1] <= MOST_NUMBERED_COLUMNS and values.size <= MOST_NUMBERED
+    shown = np.isfinite(values) & numbered
+    inks = [on_colour(theme, (v - low) / (high - low), signed=signed) for v in values[shown]]
+    numbers = go.Scatter(
+        x=columns[shown],
+        y=rows[shown],
+        text=[f"{v:.2f}".replace("-0.00", "0.00").replace("-", "−") for v in values[shown]],
+        mode="text",
+        textfont={"color": inks, "size": 12 if values.shape[1] <= 8 else 10},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    path = [_outline(row, column, 0.46) for row, column in induction]
+    outlines = go.Scatter(
+        x=[x for xs, _ in path for x in xs],
+        y=[y for _, ys in path for y in ys],
+        mode="lines",
+        line={"color": theme.ink if signed else theme.outline, "width": 2.4},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+    return cells, numbers, outlines
+
+
+def _outline(row: int, column: int, half: float) -> tuple[list, list]:
+    left, right, up, down = column - half, column + half, row - half, row + half
+    return [left, right, right, left, left, None], [up, up, down, down, up, None]
+
+
+def _layout(figure: go.Figure, layers: list[int], n_heads: int, letter: str, theme: Theme) -> None:
+    stride = 1 if n_heads <= 16 else 4 if n_heads <= 64 else 16
+    columns = list(range(0, n_heads, stride))
+    row_stride = max(1, len(layers) // 16)
+    rows = list(range(0, len(layers), row_stride))
+    units = {"H": "head", "S": "state index", "C": "cluster"}.get(letter, "whole layer")
+    figure.update_xaxes(
+        tickmode="array",
+        tickvals=columns,
+        ticktext=[str(column) for column in columns] if letter else [""] * len(columns),
+        range=[-0.5, n_heads - 0.5],
+        title={"text": units, "standoff": 6},
+        showgrid=False,
+        ticks="",
+    )
+    figure.update_yaxes(
+        tickmode="array",
+        tickvals=rows,
+        ticktext=[str(layers[row]) for row in rows],
+        range=[len(layers) - 0.5, -0.5],
+        title={"text": "layer", "standoff": 6},
+        showgrid=False,
+        ticks="",
+    )
+    figure.update_layout(plot_bgcolor=theme.missing, margin={"l": 52, "r": 10, "t": 42, "b": 46})
+
+
+def _slider(figure: go.Figure, steps: list[int], theme: Theme) -> None:
+    at_once = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
+    figure.update_layout(
+        height=figure.layout.height + 84,
+        margin={"b": 130},
+        sliders=[
+            {
+                "active": len(steps) - 1,
+                "currentvalue": {"prefix": "step ", "font": {"size": 13, "color": theme.ink}},
+                "font": {"size": 11, "color": theme.muted},
+                "pad": {"t": 44, "b": 4},
+                "ticklen": 3,
+                "tickcolor": theme.muted,
+                "bgcolor": theme.grid,
+                "bordercolor": theme.grid,
+                "steps": [{"label": str(step), "method": "animate", "args": [[str(step)], at_once]} for step in steps],
+            }
+        ],
+    )
