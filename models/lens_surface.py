@@ -22,12 +22,15 @@ class LensSurface(StrictHooks):
         self.hook_forms = dict.fromkeys(self.hook_dict, ALL_FORMS)
         for layer, block in enumerate(self.blocks):
             at = f"blocks.{layer}."
-            for name, forms in block.attn.hook_forms.items():
+            mixer = block.attn
+            own = {name: name for name in mixer.hook_forms} | dict(mixer.hook_aliases)
+            points = {name: f"{at}attn.{target}" for name, target in own.items()}
+            points |= {name: at + target for name, target in mixer.block_aliases.items()}
+            for name, point in points.items():
+                # TransformerLens's short names, as in cache["dt", 0], put what it does not know on the block.
+                self.hook_aliases |= {f"{at}attn.{name}": point, at + name: point}
+            for name, forms in mixer.hook_forms.items():
                 self.hook_forms[f"{at}attn.{name}"] = frozenset(forms)
-            for alias, name in block.attn.hook_aliases.items():
-                self.hook_aliases[f"{at}attn.{alias}"] = f"{at}attn.{name}"
-            for alias, name in block.attn.block_aliases.items():
-                self.hook_aliases[at + alias] = f"{at}attn.{name}"
 
     def _hooks_changed(self) -> None:
         # Results by head cost n_heads times the output: they are computed only where something looks at them.
@@ -39,11 +42,10 @@ class LensSurface(StrictHooks):
         try:
             return super().run_with_hooks(*model_args, **options)
         except IndexError as error:
-            if len({block.attn.n_heads for block in self.blocks}) > 1:
-                error.add_note(
-                    "the layers of this model differ in their number of heads: give a sweep over heads "
-                    "`index_axis_names=None, index_df=model.head_index()`"
-                )
+            error.add_note(
+                "if a sweep over heads met an activation with fewer heads than cfg.n_heads: give it "
+                "`index_axis_names=None, index_df=model.head_index(activation_name)`"
+            )
             raise
 
     def run_with_cache(
@@ -212,13 +214,15 @@ class LensSurface(StrictHooks):
                 total = total + block.mlp.b_out
         return total
 
-    def head_index(self, *axes: str, seq: int | None = None) -> Any:
-        """A table of the (layer, head) pairs that exist, for TransformerLens's sweeps on models whose layers
-        differ.
+    def head_index(self, activation: str = "z", *, seq: int | None = None) -> Any:
+        """A table of the heads that an activation really has, for TransformerLens's sweeps over heads.
+
+        Needed where layers differ in their number of heads, and for Mamba's q and k, which heads share.
 
         Args:
-            axes: The sweep's axes between layer and head: none, or "pos" (then `seq` gives the number of
-            positions).
+            activation: Short name of a point with a head axis: "z", "q", "k", "v", "pattern", "result".
+            seq: For a sweep by position, the number of positions: the columns are then layer, pos,
+            head_index.
 
         Returns:
             A pandas DataFrame for `index_df` (with `index_axis_names=None`); the sweep then returns one value
@@ -226,16 +230,18 @@ class LensSurface(StrictHooks):
         """
         import pandas as pd
 
-        if axes not in ((), ("pos",)) or (seq is None) != (axes == ()):
-            raise ConfigError(f"head_index takes no axes, or 'pos' and seq; not {axes!r} and seq = {seq}")
-        positions = [()] if seq is None else [(i,) for i in range(seq)]
-        rows = [
-            (layer, *p, head)
-            for layer, b in enumerate(self.blocks)
-            for p in positions
-            for head in range(b.attn.n_heads)
+        point = f"attn.hook_{activation}"
+        names = [
+            self.resolve_hook(f"blocks.{layer}.{point}", Form.PARALLEL) for layer in range(len(self.blocks))
         ]
-        return pd.DataFrame(rows, columns=["layer", *axes, "head_index"])
+        tokens = torch.zeros(1, 1, dtype=torch.long, device=self.cfg.device)
+        with torch.no_grad():
+            _, cache = self.run_with_cache(tokens, names_filter=names, return_type=None)
+        axis = 1 if activation in ("pattern", "attn_scores") else 2
+        heads = [cache[name].shape[axis] for name in names]
+        positions = [()] if seq is None else [(i,) for i in range(seq)]
+        rows = [(layer, *p, head) for layer, n in enumerate(heads) for p in positions for head in range(n)]
+        return pd.DataFrame(rows, columns=["layer", *(["pos"] if seq else []), "head_index"])
 
     def __getattr__(self, name: str) -> Any:
         # W_Q, W_K, W_V, W_O [layer head d_model d_head] and the like, as TransformerLens stacks them.
