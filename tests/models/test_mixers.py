@@ -152,7 +152,12 @@ def test_initial_rates_and_steps():
     """Standard: dt in .001-.1 and A = 1..n (Mamba-1), 1..16 (Mamba-2). Slow: dt .1, time constants 8..512 tokens."""
     from torch.nn.functional import softplus
 
-    for name, kind in (("mamba1", "standard"), ("mamba1_bias", "slow"), ("mamba2", "standard"), ("mamba2_groups", "slow")):
+    for name, kind in (
+        ("mamba1", "standard"),
+        ("mamba1_bias", "slow"),
+        ("mamba2", "standard"),
+        ("mamba2_groups", "slow"),
+    ):
         config, _ = MIXER_CONFIGS[name]
         mixer = MIXERS[config.kind](config, D_MODEL)
         mixer.reset_parameters(std=0.02, out_std=0.01, generator=torch.Generator().manual_seed(3))
@@ -161,7 +166,9 @@ def test_initial_rates_and_steps():
         if kind == "slow":
             assert torch.allclose(dt, torch.full_like(dt, 0.1))
             tokens = 1 / (rates * 0.1)
-            assert torch.allclose(torch.stack([tokens.min(), tokens.max()]), torch.tensor([8.0, 512.0]), rtol=1e-4)
+            assert torch.allclose(
+                torch.stack([tokens.min(), tokens.max()]), torch.tensor([8.0, 512.0]), rtol=1e-4
+            )
         else:
             assert 1e-3 * 0.999 <= dt.min() and dt.max() <= 0.1 * 1.001
             assert rates.min() >= 1 and rates.max() <= 16.001
