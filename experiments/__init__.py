@@ -1,0 +1,1 @@
+"""Data, training runs, benchmarks and notebooks. Nothing else in the repository imports this package."""

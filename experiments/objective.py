@@ -1,0 +1,63 @@
+"""The training loss, and what a model's losses are on held-out windows."""
+
+import contextlib
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from experiments.data.batch import Batch
+
+
+def token_losses(
+    logits: Float[Tensor, "batch seq d_vocab"], tokens: Int[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq-1"]:
+    """Loss of each token after the first, in nats, float32; entry i is about the token at place i + 1."""
+    flat = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+    return flat.view(tokens.shape[0], -1)
+
+
+def loss_weights(batch: Batch) -> Float[np.ndarray, "batch seq-1"]:
+    """Weights that sum to 1 over the whole batch: equal over the scored tokens, 0 elsewhere."""
+    if batch.scored is None:
+        rows, seq = batch.tokens.shape
+        return np.full((rows, seq - 1), 1 / (rows * (seq - 1)), dtype=np.float32)
+    scored = batch.scored[:, 1:].astype(np.float32)
+    return scored / max(scored.sum(), 1)
+
+
+def autocast(device: torch.device, precision: str, *, cached: bool = True) -> contextlib.AbstractContextManager:
+    """bfloat16 autocast where `precision` asks for it ("auto": on CUDA), else nothing."""
+    if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
+        return torch.autocast(device.type, torch.bfloat16, cache_enabled=cached)
+    return contextlib.nullcontext()
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, held_out: Batch, *, device: torch.device, precision: str, batch: int
+) -> dict[str, float]:
+    """Losses on held-out windows, in nats.
+
+    Returns:
+        `held_out_loss_nats` over the scored tokens · `held_out_repeat_loss_nats` over the repeated ones (tasks that mark
+        them) · `held_out_in_context_learning_nats`, mean loss over the last tenth of places minus that over the tenth
+        around place 0.1 seq (negative: the context helps).
+    """
+    parts = []
+    for start in range(0, len(held_out.tokens), batch):
+        tokens = torch.from_numpy(held_out.tokens[start : start + batch]).to(device)
+        with autocast(device, precision):
+            logits = model(tokens, return_type="logits")
+        parts.append(token_losses(logits, tokens).cpu().numpy())
+    losses = np.concatenate(parts).astype(np.float64)
+    values = {"held_out_loss_nats": float((losses * loss_weights(held_out)).sum())}
+    if held_out.repeated is not None and held_out.repeated[:, 1:].any():
+        values["held_out_repeat_loss_nats"] = float(losses[held_out.repeated[:, 1:]].mean())
+    seq = held_out.tokens.shape[1]
+    tenth = max(1, seq // 10)
+    early = losses[:, tenth // 2 : tenth // 2 + tenth]
+    values["held_out_in_context_learning_nats"] = float(losses[:, -tenth:].mean() - early.mean())
+    return values
