@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import DetectionError
-from interp.subject import OV, Subject
+from interp.subject import LayerView, Look, Subject
 from models.mixers.reading import Reading
 
 
@@ -74,7 +73,7 @@ class BridgeSubject(Subject):
 
     @torch.inference_mode()
     def visit(
-        self, tokens: Int[Tensor, "batch seq"], look: Callable[[int, Reading], None], *, units: str | None = None
+        self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
     ) -> Float[Tensor, "batch seq d_vocab"]:
         values: dict[int, Tensor] = {}
 
@@ -83,14 +82,20 @@ class BridgeSubject(Subject):
 
         def read(pattern: Tensor, hook: Any) -> None:
             layer = _layer(hook.name)
-            look(layer, self._reading(layer, pattern, values.pop(layer)))
+            look(self._view(layer, pattern, values.pop(layer)))
 
         hooks = [(f"blocks.{layer}.attn.hook_v", keep) for layer in range(self.n_layers)]
         hooks += [(f"blocks.{layer}.attn.hook_pattern", read) for layer in range(self.n_layers)]
         return self.bridge.run_with_hooks(tokens, fwd_hooks=hooks, return_type="logits")
 
-    def _reading(self, layer: int, pattern: Tensor, v: Tensor) -> Reading:
-        W_O, bias = self._W_O(layer), self.bridge.blocks[layer].attn.b_O
+    def _view(self, layer: int, pattern: Tensor, v: Tensor) -> LayerView:
+        W_V, W_O = self.bridge.blocks[layer].attn.W_V, self.bridge.blocks[layer].attn.W_O
+        # Grouped-query heads share values.
+        W_V = W_V.repeat_interleave(W_O.shape[0] // W_V.shape[0], dim=0)
+        reading = self._reading(W_O, self.bridge.blocks[layer].attn.b_O, pattern, v)
+        return LayerView(layer=layer, readings=(reading,), W_V=W_V, W_O=W_O, ov_form="exact")
+
+    def _reading(self, W_O: Tensor, bias: Tensor | None, pattern: Tensor, v: Tensor) -> Reading:
         n_heads, d_head, d_model = W_O.shape
         v = v.view(*v.shape[:2], -1, d_head)
         v = v.repeat_interleave(n_heads // v.shape[2], dim=2)
@@ -106,9 +111,6 @@ class BridgeSubject(Subject):
             taps=v[None],
             make_pattern=lambda: pattern,
         )
-
-    def _W_O(self, layer: int) -> Float[Tensor, "head d_head d_model"]:
-        return self.bridge.blocks[layer].attn.W_O
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:
@@ -132,11 +134,6 @@ class BridgeSubject(Subject):
         # Gemma stores the gain minus one.
         return gain + 1 if getattr(self.bridge.cfg, "rmsnorm_uses_offset", False) else gain
 
-    def ov(self, layer: int) -> OV | None:
-        W_V, W_O = self.bridge.blocks[layer].attn.W_V, self._W_O(layer)
-        W_V = W_V.repeat_interleave(W_O.shape[0] // W_V.shape[0], dim=0)
-        return OV(W_V=W_V, W_O=W_O, form="norm gains folded")
-
 
 def open_bridge(path: str | Path, *, device: str = "cpu", bos: int | None | str = "auto") -> BridgeSubject:
     """Load a Hugging Face model folder or a `.gguf` file of a softmax model, without the network.
@@ -153,7 +150,7 @@ def open_bridge(path: str | Path, *, device: str = "cpu", bos: int | None | str 
     try:
         with _quiet():
             model, tokenizer = _load(path, device)
-            bridge = _boot(path, model, tokenizer)
+            bridge = _boot(model)
     except DetectionError:
         raise
     # transformers and its file readers raise errors of every kind for a damaged file.
@@ -187,10 +184,11 @@ def _tokenizer(folder: Path, gguf: dict[str, str]) -> Any:
     return AutoTokenizer.from_pretrained(folder, **gguf, local_files_only=True)
 
 
-def _boot(path: Path, model: Any, tokenizer: Any) -> Any:
-    from transformer_lens.model_bridge import TransformerBridge
+def _boot(model: Any) -> Any:
+    from transformer_lens.model_bridge.sources import build_bridge_from_module
 
-    return TransformerBridge.boot_transformers(str(path), hf_model=model, tokenizer=tokenizer, device=model.device)
+    # Not boot_transformers: that one looks for a tokenizer by name, on the network too.
+    return build_bridge_from_module(model, type(model).__name__, hf_config=model.config, dtype=torch.float32)
 
 
 def _refuse_nan(path: Path, model: Any) -> None:

@@ -36,11 +36,7 @@ class CopyingScore:
     @property
     def standard_error(self) -> Float[Tensor, " unit"]:
         """Standard error of `score` over sequences."""
-        by_sequence = (4 * self.ratio - 1).nanmean(-1)
-        filled = by_sequence.isfinite()
-        n = filled.sum(0)
-        centred = torch.where(filled, by_sequence - by_sequence.nanmean(0), 0)
-        return (centred.square().sum(0) / (n - 1).clamp(min=1) / n.clamp(min=1)).sqrt()
+        return standard_error_over_sequences(4 * self.ratio - 1)
 
 
 def logit_copying(
@@ -104,8 +100,7 @@ def edge_copying(
     An edge's contribution c[i, j] goes straight to the logits, centred over the sample's tokens; r compares the raise
     of x_j with the raises of all of them. `directions` belong to the first `probe.period` tokens after BOS.
     """
-    batch, edges = probe.tokens.shape[0], edge_table(probe)
-    dest, src = edges
+    batch, (dest, src) = probe.tokens.shape[0], probe.edges
     rows = torch.arange(batch, device=dest.device)[:, None].expand_as(dest)
     y = reading.edges(rows.flatten(), dest.flatten(), src.flatten())
     y = y.view(batch, -1, *y.shape[1:])
@@ -122,14 +117,13 @@ def edge_copying(
     return EdgeCopying(raises=_ratio(a, raised.sum(-1)), argmax_by_sequence=share)
 
 
-def edge_table(probe: RepeatedTokens) -> tuple[Int[Tensor, "batch edge"], Int[Tensor, "batch edge"]]:
-    """The induction edges of each sequence as `(dest, src)`, padded with edges of src > dest, which carry nothing."""
-    source, filled = probe.earlier
-    dest = torch.arange(source.shape[1], device=source.device)[None, :, None].expand_as(source)
-    src = torch.where(filled, source + 1, dest + 1)
-    n = int(filled.sum((1, 2)).max())
-    order = filled.flatten(1).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :n]
-    return dest.flatten(1).gather(1, order), src.flatten(1).gather(1, order)
+def standard_error_over_sequences(values: Float[Tensor, "batch unit position"]) -> Float[Tensor, " unit"]:
+    """Standard error of the mean over sequences of means over positions, NaN left out."""
+    by_sequence = values.nanmean(-1)
+    filled = by_sequence.isfinite()
+    n = filled.sum(0)
+    centred = torch.where(filled, by_sequence - by_sequence.nanmean(0), 0)
+    return (centred.square().sum(0) / (n - 1).clamp(min=1) / n.clamp(min=1)).sqrt()
 
 
 def sample_tokens(probe: RepeatedTokens) -> Int[Tensor, "batch token"]:
@@ -137,9 +131,9 @@ def sample_tokens(probe: RepeatedTokens) -> Int[Tensor, "batch token"]:
     return probe.tokens[:, probe.first : probe.first + probe.period]
 
 
-def unit_outputs(reading: Reading) -> Float[Tensor, "batch seq unit d_source"]:
-    """What each unit adds at each position, before `W_out`: its gated source vectors summed over sources."""
-    blocks = [reading.rows(start, stop).sum(2) for start, stop in reading.row_blocks(0, reading.n_seq)]
+def unit_outputs(reading: Reading, seq: int | None = None) -> Float[Tensor, "batch seq unit d_source"]:
+    """What each unit adds at the first `seq` positions (None: all), before `W_out`: its source vectors summed."""
+    blocks = [reading.rows(start, stop).sum(2) for start, stop in reading.row_blocks(0, seq or reading.n_seq)]
     return torch.cat(blocks, dim=1)
 
 

@@ -64,7 +64,7 @@ def split_by_document(
         raise DetectionError(f"a held-out fraction of {fraction} is outside (0, 1)")
     if len(whole) < 2:
         raise DetectionError(f"{len(whole)} document cannot be parted in two; give two documents or more")
-    order = sorted(range(len(whole)), key=lambda n: (_hash(seed, whole[n].name), n))
+    order = _order(whole, seed)
     target = fraction * sum(len(document.text) for document in whole)
     held_out: set[int] = set()
     size = 0
@@ -75,6 +75,15 @@ def split_by_document(
         size += len(whole[n].text)
     kept = [document for n, document in enumerate(whole) if n not in held_out]
     return kept, [whole[n] for n in sorted(held_out)]
+
+
+def in_hash_order(whole: Sequence[Document], seed: int = 0) -> list[Document]:
+    """The documents in the order in which `split_by_document` holds them out: the first ones first."""
+    return [whole[n] for n in _order(whole, seed)]
+
+
+def _order(whole: Sequence[Document], seed: int) -> list[int]:
+    return sorted(range(len(whole)), key=lambda n: (_hash(seed, whole[n].name), n))
 
 
 def _read_all(root: Path, files: Iterable[Path]) -> list[Document]:

@@ -1,6 +1,5 @@
 """Prefix matching: how much a head attends to what followed earlier copies of the current token."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -51,12 +50,12 @@ def prefix_matching_by_sequence(
 ) -> Float[Tensor, "batch head"]:
     """`prefix_matching_score` before the mean over sequences."""
     weights = target_weights(pattern, probe, offset=offset)
-    return aggregate(weights, _filled(probe, offset), aggregation)
+    return aggregate(weights, filled_targets(probe, offset), aggregation)
 
 
 def uniform_chance(probe: RepeatedTokens, aggregation: Aggregation = "rowsum", *, offset: int = 1) -> float:
     """The score of uniform attention, A[i, j] = 1 / (i + 1), on the same tokens."""
-    filled = _filled(probe, offset)
+    filled = filled_targets(probe, offset)
     rows = torch.arange(1, probe.tokens.shape[1] + 1, dtype=torch.float64, device=filled.device)
     weights = (filled / rows[:, None])[:, None]
     return float(aggregate(weights, filled, aggregation).mean())
@@ -75,7 +74,7 @@ def target_weights(
     """
     rows = rows or slice(0, probe.tokens.shape[1])
     source, _ = probe.earlier
-    filled = _filled(probe, offset)[:, rows]
+    filled = filled_targets(probe, offset)[:, rows]
     if pattern.shape[0] != source.shape[0] or pattern.shape[2] != filled.shape[1]:
         expected = f"{source.shape[0]} sequences and {filled.shape[1]} rows"
         raise ValueError(f"the pattern has shape {tuple(pattern.shape)}; the probe has {expected}")
@@ -101,40 +100,6 @@ def aggregate(
     return weights.sum((-1, -2)) / filled.any(-1).sum(-1)[:, None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PrefixMatching:
-    """All aggregations of prefix matching for the heads of one layer, from one pass over the weights."""
-
-    rowsum_by_sequence: Float[Tensor, "batch head"]
-    latest: Float[Tensor, " head"]
-    pairs: Float[Tensor, " head"]
-    by_offset: Float[Tensor, "head offset"]
-
-    @property
-    def rowsum(self) -> Float[Tensor, " head"]:
-        """The default score."""
-        return self.rowsum_by_sequence.mean(0)
-
-    @property
-    def standard_error(self) -> Float[Tensor, " head"]:
-        """Standard error of `rowsum` over sequences."""
-        return standard_error(self.rowsum_by_sequence)
-
-
-def summarise(by_offset: list[Float[Tensor, "batch head dest n"]], probe: RepeatedTokens) -> PrefixMatching:
-    """All aggregations from `target_weights` at offsets 1, 2, ... (the first is the score, the rest its profile)."""
-    filled = _filled(probe, 1)
-    profile = [
-        aggregate(weights, _filled(probe, offset), "rowsum").mean(0) for offset, weights in enumerate(by_offset, 1)
-    ]
-    return PrefixMatching(
-        rowsum_by_sequence=aggregate(by_offset[0], filled, "rowsum"),
-        latest=aggregate(by_offset[0], filled, "latest").mean(0),
-        pairs=aggregate(by_offset[0], filled, "pairs").mean(0),
-        by_offset=torch.stack(profile, dim=-1),
-    )
-
-
 def standard_error(by_sequence: Float[Tensor, "batch *head"]) -> Float[Tensor, "*head"]:
     """Standard error of the mean over the first axis; 0 for a single sequence, which has none to show."""
     n = by_sequence.shape[0]
@@ -143,8 +108,11 @@ def standard_error(by_sequence: Float[Tensor, "batch *head"]) -> Float[Tensor, "
     return by_sequence.std(0, correction=1) / n**0.5
 
 
-def _filled(probe: RepeatedTokens, offset: int) -> Bool[Tensor, "batch dest n"]:
-    # A target after the row itself cannot be attended to, and one before position 0 does not exist.
+def filled_targets(probe: RepeatedTokens, offset: int) -> Bool[Tensor, "batch dest n"]:
+    """Which of the n places of each row hold a target at `s + offset`.
+
+    A target after the row itself cannot be attended to, and one before position 0 does not exist.
+    """
     source, filled = probe.earlier
     target = source + offset
     row = torch.arange(source.shape[1], device=source.device)[:, None]

@@ -45,11 +45,23 @@ class RepeatedTokens:
         return recent_first, recent_first >= 0
 
     @cached_property
-    def edges(self) -> tuple[Int[Tensor, " edge"], Int[Tensor, " edge"], Int[Tensor, " edge"]]:
-        """All induction edges as `(batch, dest, src)`: src is the position after an earlier copy of dest's token."""
+    def edges(self) -> tuple[Int[Tensor, "batch edge"], Int[Tensor, "batch edge"]]:
+        """The induction edges of each sequence as `(dest, src)`: src follows an earlier copy of dest's token.
+
+        Padded to equal numbers with edges of src > dest, which carry nothing.
+        """
         source, filled = self.earlier
-        batch, dest, place = filled.nonzero(as_tuple=True)
-        return batch, dest, source[batch, dest, place] + 1
+        dest = torch.arange(source.shape[1], device=source.device)[None, :, None].expand_as(source)
+        src = torch.where(filled, source + 1, dest + 1)
+        n = int(filled.sum((1, 2)).max())
+        order = filled.flatten(1).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :n]
+        return dest.flatten(1).gather(1, order), src.flatten(1).gather(1, order)
+
+    def take(self, sequences: slice) -> "RepeatedTokens":
+        """The probe of some of the sequences; itself where that is all."""
+        if sequences.indices(len(self.tokens)) == (0, len(self.tokens), 1):
+            return self
+        return replace(self, tokens=self.tokens[sequences])
 
     def to(self, device: torch.device | str) -> "RepeatedTokens":
         """The same probe with its tokens on `device`."""

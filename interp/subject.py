@@ -18,12 +18,17 @@ _TOKENS_PER_PASS = 1 << 13
 
 
 @dataclass(frozen=True, kw_only=True)
-class OV:
-    """The factors of one layer's OV circuits, and in words what was folded into them."""
+class LayerView:
+    """One layer on one batch: its readings, its OV circuits' factors, and in words what was put into those."""
 
+    layer: int
+    readings: tuple[Reading, ...]
     W_V: Float[Tensor, "head d_model d_head"]
     W_O: Float[Tensor, "head d_head d_model"]
-    form: str
+    ov_form: str
+
+
+Look = Callable[[LayerView], None]
 
 
 class Subject(abc.ABC):
@@ -60,11 +65,11 @@ class Subject(abc.ABC):
     def visit(
         self,
         tokens: Int[Tensor, "batch seq"],
-        look: Callable[[int, Reading], None],
+        look: Look,
         *,
         units: str | None = None,
     ) -> Float[Tensor, "batch seq d_vocab"]:
-        """One forward pass; `look(layer, reading)` is called for every reading of every layer, in layer order.
+        """One forward pass, which returns the logits; `look` is called for every layer, in order.
 
         `units` are those of Mamba-1 mixers (`state`, `cluster:K`, `layer`); other mixers have heads.
         """
@@ -87,10 +92,6 @@ class Subject(abc.ABC):
     @abc.abstractmethod
     def input_gain(self, layer: int) -> Float[Tensor, " d_model"]:
         """Gain of the norm before a layer's mixer; ones where there is none."""
-
-    @abc.abstractmethod
-    def ov(self, layer: int) -> OV | None:
-        """The layer's OV factors; None where its values are not a linear map of the layer's input."""
 
     def batches(self, n: int, seq: int) -> Iterator[slice]:
         """Slices of n sequences that go through one forward pass together, memory bounded."""
@@ -176,7 +177,7 @@ class LanguageModelSubject(Subject):
 
     @torch.inference_mode()
     def visit(
-        self, tokens: Int[Tensor, "batch seq"], look: Callable[[int, Reading], None], *, units: str | None = None
+        self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
     ) -> Float[Tensor, "batch seq d_vocab"]:
         inputs: list[Tensor] = []
         handles = [
@@ -191,8 +192,11 @@ class LanguageModelSubject(Subject):
         for layer, x in enumerate(inputs):
             mixer = self.model.blocks[layer].attn
             chosen = units if mixer.kind == "mamba1" else None
-            for name in mixer.readings:
-                look(layer, mixer.read(x, name, units=chosen))
+            readings = tuple(mixer.read(x, name, units=chosen) for name in mixer.readings)
+            factors = mixer.ov_factors(x)
+            look(
+                LayerView(layer=layer, readings=readings, W_V=factors.W_V, W_O=factors.W_O, ov_form=factors.approximation)
+            )
         return logits
 
     @property
@@ -209,15 +213,6 @@ class LanguageModelSubject(Subject):
 
     def input_gain(self, layer: int) -> Float[Tensor, " d_model"]:
         return _gain(self.model.blocks[layer].ln1, self.W_E)
-
-    def ov(self, layer: int) -> OV | None:
-        mixer = self.model.blocks[layer].attn
-        if not hasattr(mixer, "W_V"):
-            return None
-        W_V, W_O = mixer.W_V, mixer.W_O
-        # Grouped-query heads share values.
-        W_V = W_V.repeat_interleave(W_O.shape[0] // W_V.shape[0], dim=0)
-        return OV(W_V=W_V, W_O=W_O, form="norm gains folded")
 
 
 def next_token_losses(

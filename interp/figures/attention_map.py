@@ -57,19 +57,19 @@ def attention_map(
             z=z,
             x=centres,
             y=centres,
-            xaxis="x2",
-            yaxis="y2",
             zmin=-top if signed else 0.0,
             zmax=top,
             colorscale=scale(theme.diverging if signed else theme.sequential),
-            colorbar=colour_bar(theme, quantity) | {"tickvals": ends, "ticktext": [_number(end) for end in ends]},
+            colorbar=colour_bar(theme, quantity)
+            | {"tickvals": ends, "ticktext": [_number(end) for end in ends]}
+            | {"len": 0.7},
             hoverongaps=False,
             name=quantity,
             hovertemplate="destination %{y}<br>reads source %{x}<br><b>%{z:.4f}</b><extra></extra>",
         )
     )
-    if targets and block == 1:
-        _outlines(figure, tokens, theme.outline if not signed else theme.ink)
+    outlined = induction_targets(tokens) if targets and block == 1 else []
+    _outlines(figure, outlined, len(tokens), theme.ink if signed else theme.outline)
     style(figure, theme, title=title)
     _axes(figure, tokens, centres, theme)
     return figure
@@ -114,20 +114,27 @@ def induction_targets(tokens: Sequence[str | bytes]) -> list[tuple[int, int]]:
     return found
 
 
-def _outlines(figure: go.Figure, tokens: Sequence[str | bytes], colour: str) -> None:
-    x: list[float | None] = []
-    y: list[float | None] = []
-    for dest, src in induction_targets(tokens):
+def _outlines(figure: go.Figure, places: list[tuple[int, int]], n: int, colour: str) -> None:
+    """One trace of squares, on the label axes; drawn even when empty, because axes without a trace are not."""
+    x: list[float | None] = [None]
+    y: list[float | None] = [None]
+    for dest, src in places:
         x += [src - 0.5, src + 0.5, src + 0.5, src - 0.5, src - 0.5, None]
         y += [dest - 0.5, dest - 0.5, dest + 0.5, dest + 0.5, dest - 0.5, None]
-    width = 1.4 if len(tokens) <= 64 else 0.8
     figure.add_scatter(
-        x=x, y=y, mode="lines", line={"color": colour, "width": width}, name="induction targets", hoverinfo="skip"
+        x=x,
+        y=y,
+        xaxis="x2",
+        yaxis="y2",
+        mode="lines",
+        line={"color": colour, "width": 1.6 if n <= 64 else 0.9},
+        name="induction targets",
+        hoverinfo="skip",
     )
 
 
 def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray, theme) -> None:
-    """Visible axes with thinned labels; hidden ones over them, on which every token is named, serve the hover."""
+    """The heatmap's axes name every token for the hover and are hidden; thinned labels stand on axes over them."""
     n = len(tokens)
     stride = next(k for k in (1, 2, 5, 10, 20, 25, 50, 100, 250, 10**9) if n / k <= MOST_LABELS)
     thin = list(range(0, n, stride))
@@ -135,20 +142,27 @@ def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray,
     named = np.clip(centres.round().astype(int), 0, n - 1)
     full = [f"‘{label(tokens[i], limit=24)}’ @{i}" for i in named]
     size = 11 if n <= 36 else 9
-    shared = {"showgrid": False, "ticks": "", "tickmode": "array", "automargin": True, "constrain": "domain"}
-    labels = {"tickvals": thin, "ticktext": texts, "tickfont": {"size": size, "color": theme.muted}}
-    hidden = {"tickvals": centres, "ticktext": full, "showticklabels": False, "visible": True, "title": None}
-    across, down = [-0.5, n - 0.5], [n - 0.5, -0.5]
+    shared = {"showgrid": False, "zeroline": False, "showline": False, "ticks": "", "tickmode": "array"}
+    labels = {"tickvals": thin, "ticktext": texts, "tickfont": {"size": size, "color": theme.muted}, "automargin": True}
+    hidden = {"tickvals": centres, "ticktext": full, "showticklabels": False}
+    across, down = {"range": [-0.5, n - 0.5]}, {"range": [n - 0.5, -0.5]}
     kind = " token" if stride == 1 else " position"
-    line = {"showline": False, "linewidth": 1}
+    font = {"size": 13, "color": theme.ink}
+
+    def named_axis(text: str) -> dict:
+        return {"title": {"text": text + kind, "standoff": 8, "font": font}}
+
+    over_x, over_y = (
+        {"overlaying": "x", "matches": "x", "side": "bottom"},
+        {"overlaying": "y", "matches": "y", "side": "left"},
+    )
+    turned = {"tickangle": -90 if stride == 1 else 0, "constrain": "domain"}
     figure.update_layout(
-        xaxis={**shared, **labels, **line, "range": across, "tickangle": -90 if stride == 1 else 0}
-        | {"title": {"text": f"source{kind}", "standoff": 8}},
-        yaxis={**shared, **labels, **line, "range": down, "scaleanchor": "x"}
-        | {"title": {"text": f"destination{kind}", "standoff": 8}},
-        xaxis2={**shared, **hidden, "range": across, "overlaying": "x", "matches": "x", "showline": False},
-        yaxis2={**shared, **hidden, "range": down, "overlaying": "y", "matches": "y", "showline": False},
+        xaxis={**shared, **hidden, **across, "constrain": "domain"},
+        yaxis={**shared, **hidden, **down, "scaleanchor": "x", "constrain": "domain"},
+        xaxis2={**shared, **labels, **across, **over_x, **turned, **named_axis("source")},
+        yaxis2={**shared, **labels, **down, **over_y, "constrain": "domain", **named_axis("destination")},
         showlegend=False,
         height=560,
-        margin={"l": 70, "r": 10, "t": 44, "b": 70},
+        margin={"l": 70, "r": 10, "t": 44 if figure.layout.title.text else 14, "b": 70},
     )

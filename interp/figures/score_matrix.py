@@ -1,6 +1,8 @@
 """Layer x head matrices of a score, for one checkpoint or, with a slider, for a series."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -50,7 +52,43 @@ def score_matrix(
     """
     if score not in SCORES:
         raise ValueError(f"score {score!r}; accepted: {', '.join(SCORES)}")
-    theme = theme_of(mode)
+    series = _series(checkpoints, score, reading, theme_of(mode))
+    figure = go.Figure(_traces(series))
+    n_layers, letter = len(series.layers), series.letter
+    height = (26 if n_layers > 6 else 44) * n_layers + 118
+    style(figure, series.theme, title=title or SCORES[score][0], height=height)
+    _layout(figure, series.layers, series.tables[0][0].shape[1], letter, series.theme)
+    if slider and len(checkpoints) > 1:
+        kinds = ("heatmap", "scatter", "scatter")
+        figure.frames = [
+            {"name": name, "data": [{"type": kind, **part} for kind, part in zip(kinds, parts, strict=True)]}
+            for name, parts in score_frames(checkpoints, score=score, reading=reading, mode=mode).items()
+        ]
+        _slider(figure, [checkpoint.step for checkpoint in checkpoints], series.theme)
+    return figure
+
+
+def score_frames(
+    checkpoints: Sequence[CheckpointScores], *, score: str, reading: str, mode: str = "light"
+) -> dict[str, list[dict[str, Any]]]:
+    """What changes from checkpoint to checkpoint in the three traces of `score_matrix`, by step: plain JSON values."""
+    series = _series(checkpoints, score, reading, theme_of(mode))
+    return {str(c.step): _moving(series, index) for index, c in enumerate(checkpoints)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Series:
+    """[layer head] tables of one score with the places of induction heads, one a checkpoint, and their limits."""
+
+    tables: list[tuple[np.ndarray, list[tuple[int, int]]]]
+    layers: list[int]
+    letter: str
+    limits: tuple[float, float]
+    score: str
+    theme: Theme
+
+
+def _series(checkpoints: Sequence[CheckpointScores], score: str, reading: str, theme: Theme) -> _Series:
     units = [head for checkpoint in checkpoints for head in checkpoint.heads if head.reading == reading]
     if not units:
         there = sorted({head.reading for checkpoint in checkpoints for head in checkpoint.heads})
@@ -58,19 +96,8 @@ def score_matrix(
     layers = sorted({head.layer for head in units})
     n_heads = 1 + max(head.head for head in units)
     tables = [_table(checkpoint, score, reading, layers, n_heads) for checkpoint in checkpoints]
-    limits = _limits(score, tables)
     letter = UNIT_LETTERS.get(units[0].unit, "")
-    pictures = [_traces(table, induction, layers, letter, limits, score, theme) for table, induction in tables]
-    figure = go.Figure(data=pictures[-1])
-    if len(checkpoints) > 1:
-        names = [str(checkpoint.step) for checkpoint in checkpoints]
-        figure.frames = [go.Frame(name=name, data=list(data)) for name, data in zip(names, pictures, strict=True)]
-    height = 26 * len(layers) + 118 if len(layers) > 6 else 44 * len(layers) + 118
-    style(figure, theme, title=title or SCORES[score][0], height=height)
-    _layout(figure, layers, n_heads, letter, theme)
-    if slider and len(checkpoints) > 1:
-        _slider(figure, [checkpoint.step for checkpoint in checkpoints], theme)
-    return figure
+    return _Series(tables=tables, layers=layers, letter=letter, limits=_limits(score, tables), score=score, theme=theme)
 
 
 def _table(
@@ -101,54 +128,50 @@ def _limits(score: str, tables: list[tuple[np.ndarray, list]]) -> tuple[float, f
     return low, high
 
 
-def _traces(
-    values: np.ndarray,
-    induction: list[tuple[int, int]],
-    layers: list[int],
-    letter: str,
-    limits: tuple[float, float],
-    score: str,
-    theme: Theme,
-) -> tuple[go.Heatmap, go.Scatter, go.Scatter]:
-    """Cells, their numbers, and the outlines of induction heads."""
-    low, high = limits
-    signed = low < 0
-    rows, columns = np.mgrid[: values.shape[0], : values.shape[1]]
-    cells = go.Heatmap(
-        z=values,
-        zmin=low,
-        zmax=high,
-        colorscale=scale(theme.diverging if signed else theme.sequential),
-        colorbar=colour_bar(theme, "") | {"tickvals": [low, (low + high) / 2, high], "tickformat": ".3~g"},
-        xgap=2,
-        ygap=2,
-        hoverongaps=False,
-        customdata=np.broadcast_to(np.array(layers)[:, None], values.shape),
-        hovertemplate=f"layer %{{customdata}}, {'unit' if letter != 'H' else 'head'} %{{x}}<br>%{{z:.3f}}<extra></extra>",
-        name=SCORES[score][0],
-    )
+def _moving(series: _Series, index: int) -> list[dict[str, Any]]:
+    """The members of cells, numbers and outlines that differ between checkpoints."""
+    (values, induction), (low, high) = series.tables[index], series.limits
     numbered = values.shape[1] <= MOST_NUMBERED_COLUMNS and values.size <= MOST_NUMBERED
-    shown = np.isfinite(values) & numbered
-    inks = [on_colour(theme, (v - low) / (high - low), signed=signed) for v in values[shown]]
-    numbers = go.Scatter(
-        x=columns[shown],
-        y=rows[shown],
-        text=[f"{v:.2f}".replace("-0.00", "0.00").replace("-", "−") for v in values[shown]],
-        mode="text",
-        textfont={"color": inks, "size": 12 if values.shape[1] <= 8 else 10},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-    path = [_outline(row, column, 0.46) for row, column in induction]
-    outlines = go.Scatter(
-        x=[x for xs, _ in path for x in xs],
-        y=[y for _, ys in path for y in ys],
-        mode="lines",
-        line={"color": theme.ink if signed else theme.outline, "width": 2.4},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-    return cells, numbers, outlines
+    flat = [float(value) if np.isfinite(value) else None for value in values.ravel()]
+    shares = [0.0 if value is None else (value - low) / (high - low) for value in flat]
+    texts = ["" if value is None or not numbered else signed_text(value) for value in flat]
+    inks = [on_colour(series.theme, share, signed=low < 0) for share in shares]
+    paths = [_outline(row, column, 0.46) for row, column in induction]
+    return [
+        {"z": [flat[i : i + values.shape[1]] for i in range(0, len(flat), values.shape[1])]},
+        {"text": texts, "textfont": {"color": inks, "size": 12 if values.shape[1] <= 8 else 10}},
+        {"x": [x for xs, _ in paths for x in xs], "y": [y for _, ys in paths for y in ys]},
+    ]
+
+
+def signed_text(value: float) -> str:
+    """Two decimals with a real minus sign, no minus zero."""
+    return f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
+
+
+def _traces(series: _Series) -> list[dict[str, Any]]:
+    """Cells, their numbers, and the outlines of induction heads, at the last checkpoint."""
+    cells, numbers, outlines = _moving(series, -1)
+    values, (low, high), theme = series.tables[-1][0], series.limits, series.theme
+    rows, columns = np.mgrid[: values.shape[0], : values.shape[1]]
+    unit = "unit" if series.letter != "H" else "head"
+    heatmap = {
+        "type": "heatmap",
+        "zmin": low,
+        "zmax": high,
+        "colorscale": scale(theme.diverging if low < 0 else theme.sequential),
+        "colorbar": colour_bar(theme, "") | {"tickvals": [low, (low + high) / 2, high], "tickformat": ".3~g"},
+        "xgap": 2,
+        "ygap": 2,
+        "hoverongaps": False,
+        "customdata": [[layer] * values.shape[1] for layer in series.layers],
+        "hovertemplate": f"layer %{{customdata}}, {unit} %{{x}}<br>%{{z:.3f}}<extra></extra>",
+        "name": SCORES[series.score][0],
+    }
+    still = {"type": "scatter", "hoverinfo": "skip", "showlegend": False}
+    places = {"x": columns.ravel().tolist(), "y": rows.ravel().tolist(), "mode": "text"}
+    line = {"color": theme.ink if low < 0 else theme.outline, "width": 2.4}
+    return [{**heatmap, **cells}, {**still, **places, **numbers}, {**still, "mode": "lines", "line": line, **outlines}]
 
 
 def _outline(row: int, column: int, half: float) -> tuple[list, list]:

@@ -1,0 +1,276 @@
+"""Find induction heads: every instrument on one checkpoint or on a series of them, one in memory at a time."""
+
+import dataclasses
+import importlib.metadata
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from interp import in_context_learning as icl
+from interp.errors import DetectionError
+from interp.head_scores import HeadScores
+from interp.phase_transition import from_checkpoints
+from interp.plan import Plan, corpus_windows, make_plan
+from interp.records import AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
+from interp.sources import Checkpoint, Source, open_source
+from interp.subject import LayerView, Subject, next_token_losses
+
+# Prefix matching and previous token are always read: everything else is called by them.
+SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning", "repeats")
+# Most window tokens read at every checkpoint, by size of the model.
+_WINDOW_TOKENS, _WINDOW_TOKENS_LARGE, _LARGE_WEIGHTS = 1 << 14, 1 << 12, 20_000_000
+
+Progress = Callable[[int, int, int], None]
+
+
+def detect(
+    target: Any,
+    *,
+    steps: Sequence[int] | str | None = None,
+    scores: Sequence[str] | None = None,
+    n_sequences: int | None = None,
+    period: int | None = None,
+    repeats: int | None = None,
+    seed: int = 0,
+    device: str = "cpu",
+    mamba_units: str | None = None,
+    bos: int | None | str = "auto",
+    text: str | None = None,
+    n_windows: int | None = None,
+    n_maps: int = 6,
+    progress: Progress | None = None,
+) -> DetectionReport:
+    """Score every head of every checkpoint, and date the phase transition of a series.
+
+    Args:
+        target: A path (checkpoint, run folder, Hugging Face folder, `.gguf`), a LanguageModel or a TransformerBridge.
+        steps: Which checkpoints of a series; see `sources.select_steps`.
+        scores: Some of `SCORES`; None for all. What is left out is None in the records.
+        period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By default
+            32 sequences of 25 x 4, shrunk (and noted) where vocabulary or context demand it.
+        mamba_units: `layer` (default), `state` or `cluster:K` as the units of Mamba-1 layers.
+        bos: `auto` for the model's own; an id; or None for none.
+        text: File or folder to take text windows from; by default the run's evaluation windows, and for models that
+            bring a tokenizer but no windows the standard library.
+        n_windows: How many text windows; by default what fits 16,384 tokens (4,096 for models above 20 M weights).
+        n_maps: Attention maps kept, of the strongest units of the last checkpoint.
+        progress: Called as `progress(done, total, step)` before each checkpoint and at the end.
+
+    Raises:
+        DetectionError, models.CheckpointError, models.ConfigError: one line on what cannot be read, and why.
+    """
+    started = time.perf_counter()
+    wanted = _checked_scores(scores)
+    source = open_source(target, device=_checked_device(device), bos=bos)
+    chosen = list(source.at_steps(steps))
+    done: list[CheckpointScores] = []
+    seen: dict[str, CheckpointScores] = {}
+    plan = subject = None
+    for n, checkpoint in enumerate(chosen):
+        if progress:
+            progress(n, len(chosen), checkpoint.step)
+        # The last one is read whole: its maps are made from it.
+        digest = checkpoint.sha256()
+        if digest in seen and n + 1 < len(chosen):
+            done.append(_again(seen[digest], checkpoint))
+            continue
+        # Freed before the next one is loaded.
+        subject = None
+        subject = checkpoint.open()
+        if plan is None:
+            windows, origin = _windows(subject, source, text, n_windows, wanted)
+            plan = make_plan(
+                subject,
+                period=period,
+                repeats=repeats,
+                n_sequences=n_sequences,
+                seed=seed,
+                windows=windows,
+                windows_from=origin,
+            )
+        scored = _measure(subject, plan, checkpoint, wanted, mamba_units)
+        scored = dataclasses.replace(scored, weight_sha256=digest)
+        if digest in seen:
+            scored = dataclasses.replace(scored, same_weights_as_step=seen[digest].step)
+        elif digest:
+            seen[digest] = scored
+        done.append(scored)
+    if progress:
+        progress(len(chosen), len(chosen), chosen[-1].step)
+    maps = _attention_maps(subject, plan, done[-1], n_maps, mamba_units)
+    transition = from_checkpoints(done)
+    return DetectionReport(
+        path=source.path,
+        mixers=subject.mixers,
+        n_layers=subject.n_layers,
+        n_heads=subject.n_heads,
+        probe=plan.record,
+        checkpoints=tuple(done),
+        phase_transition=None if transition is None else to_plain(transition.to_dict()),
+        attention_maps=maps,
+        notes=(*plan.notes, *_notes(wanted, done, plan)),
+        text=plan.windows_from,
+        wall_s=time.perf_counter() - started,
+        versions=_versions(),
+    )
+
+
+def _checked_scores(scores: Sequence[str] | None) -> frozenset[str]:
+    unknown = set(scores or ()) - set(SCORES)
+    if unknown:
+        raise DetectionError(f"unknown scores {', '.join(sorted(unknown))}; accepted: {', '.join(SCORES)}")
+    return frozenset(scores or SCORES) | {"prefix_matching", "previous_token"}
+
+
+def _checked_device(device: str) -> str:
+    try:
+        kind = torch.device(device).type
+    except RuntimeError:
+        raise DetectionError(f"device {device!r}; accepted: cpu, cuda, cuda:N") from None
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise DetectionError(f"device {device!r}: this machine has no CUDA device; accepted: cpu")
+    return device
+
+
+def _windows(
+    subject: Subject, source: Source, text: str | None, n_windows: int | None, wanted: frozenset[str]
+) -> tuple[Tensor | None, str | None]:
+    if "in_context_learning" not in wanted:
+        return source.windows, source.windows_from
+    large = subject.W_E.numel() * 2 > _LARGE_WEIGHTS
+    budget = _WINDOW_TOKENS_LARGE if large else _WINDOW_TOKENS
+    if source.windows is not None and text is None:
+        windows = source.windows[:, : subject.n_ctx]
+        return windows[: n_windows or max(8, budget // windows.shape[1])], source.windows_from
+    count = n_windows or max(8, budget // min(icl.CONTEXT, subject.n_ctx))
+    windows = corpus_windows(subject, n_windows=count, source=text)
+    return windows, None if windows is None else (text or "Python standard library")
+
+
+def _measure(
+    subject: Subject, plan: Plan, checkpoint: Checkpoint, wanted: frozenset[str], units: str | None
+) -> CheckpointScores:
+    heads = HeadScores(subject, plan.probe, with_copying="copying" in wanted)
+    with torch.inference_mode():
+        logits = heads.visit(units=units)
+        behaviour: dict[str, Any] = _repeats(subject, plan, logits) if "repeats" in wanted else _NO_REPEATS
+        learning = _learning(subject, plan) if "in_context_learning" in wanted else _NO_LEARNING
+        records = heads.records()
+    return CheckpointScores(step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour, **learning)
+
+
+_NO_REPEATS = dict.fromkeys(
+    ("repeat_loss_nats", "first_copy_loss_nats", "repeat_gain_nats", "order_gain_nats"), None
+)
+_NO_LEARNING = dict.fromkeys(("loss_nats", "in_context_learning_nats", "icl_positions", "hit_loss_nats"), None)
+
+
+def _repeats(subject: Subject, plan: Plan, probe_logits: list[Tensor]) -> dict[str, Any]:
+    loss_probe = plan.loss_in_order
+    if torch.equal(loss_probe.tokens, plan.probe.tokens):
+        batches = subject.batches(*plan.probe.tokens.shape) if len(probe_logits) > 1 else [slice(None)]
+        tokens = [plan.probe.tokens[batch] for batch in batches]
+        in_order = torch.cat([next_token_losses(*pair) for pair in zip(probe_logits, tokens, strict=True)])
+    else:
+        in_order = subject.losses(loss_probe.tokens)
+    losses = icl.repeat_losses(in_order, subject.losses(plan.loss_shuffled.tokens), loss_probe)
+    order_gain = losses.order_gain
+    return {
+        "repeat_loss_nats": float(losses.later_copies.mean()),
+        "first_copy_loss_nats": float(losses.first_copy.mean()),
+        "repeat_gain_nats": float(losses.repeat_gain.mean()),
+        "order_gain_nats": float(order_gain.mean()),
+        "order_gain_se_nats": float(icl.standard_error(order_gain)),
+        "order_gain_by_sequence": tuple(order_gain.tolist()),
+    }
+
+
+def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
+    if plan.windows is None:
+        return _NO_LEARNING
+    losses = subject.losses(plan.windows)
+    learned = icl.in_context_learning_score(losses, plan.icl_positions)
+    hits, share = icl.hit_loss(losses, plan.windows.to(losses.device))
+    return {
+        "loss_nats": float(losses.double().mean()),
+        "in_context_learning_nats": learned.score,
+        "in_context_learning_se_nats": learned.standard_error,
+        "in_context_learning_window_nats": float(learned.window_by_sequence.mean()),
+        "icl_positions": (learned.late, learned.early),
+        "hit_loss_nats": hits,
+        "hit_share": share,
+        "in_context_learning_by_window": tuple(learned.by_sequence.tolist()),
+        "loss_by_position_nats": tuple(losses.double().mean(0).tolist()),
+    }
+
+
+def _again(scored: CheckpointScores, checkpoint: Checkpoint) -> CheckpointScores:
+    return dataclasses.replace(
+        scored, step=checkpoint.step, tokens=checkpoint.tokens, same_weights_as_step=scored.step
+    )
+
+
+def _attention_maps(
+    subject: Subject, plan: Plan, scored: CheckpointScores, n_maps: int, units: str | None
+) -> tuple[AttentionMap, ...]:
+    """Maps of the strongest units by prefix matching and of the strongest previous-token one, on the first sequence."""
+    if n_maps < 1:
+        return ()
+    by_prefix = sorted(scored.heads, key=lambda head: -head.prefix_matching)
+    before = max(scored.heads, key=lambda head: head.previous_token)
+    chosen = by_prefix[: n_maps - (before not in by_prefix[:n_maps])]
+    chosen = chosen if before in chosen else [*chosen, before]
+    tokens = plan.probe.tokens[:1]
+    words = tuple(subject.token_text(int(token)) for token in tokens[0])
+    found: dict[tuple[int, str, int], Tensor] = {}
+
+    def look(view: LayerView) -> None:
+        for reading in view.readings:
+            heads = [h.head for h in chosen if (h.layer, h.reading) == (view.layer, reading.name)]
+            weights = reading.weights()[0] if heads else None
+            found.update({(view.layer, reading.name, head): weights[head] for head in heads})
+
+    with torch.inference_mode():
+        subject.visit(tokens, look, units=units)
+    return tuple(
+        _map(head, scored.step, words, found[head.layer, head.reading, head.head])
+        for head in chosen
+    )
+
+
+def _map(head: HeadScore, step: int, words: tuple[str, ...], weights: Tensor) -> AttentionMap:
+    rounded = [[round(value, 5) for value in row] for row in weights.tolist()]
+    return AttentionMap(
+        step=step,
+        layer=head.layer,
+        head=head.head,
+        unit=head.unit,
+        reading=head.reading,
+        normalisation=head.normalisation,
+        tokens=words,
+        matrix=tuple(tuple(row) for row in rounded),
+    )
+
+
+def _notes(wanted: frozenset[str], done: list[CheckpointScores], plan: Plan) -> list[str]:
+    notes = []
+    if "copying" not in wanted:
+        notes.append("copying is not measured: is_induction rests on prefix matching alone")
+    if plan.probe.bos is not None and "copying" in wanted:
+        notes.append("copying: 4r-1 without BOS among the sources; copying_with_bos has it with BOS")
+    same = [(c.step, c.same_weights_as_step) for c in done if c.same_weights_as_step is not None]
+    notes += [f"step {step} has the same weights as step {first}" for step, first in same]
+    return notes
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in ("beyond-softmax", "torch", "transformer_lens", "transformers"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

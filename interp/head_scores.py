@@ -1,0 +1,228 @@
+"""All scores of all units of a model on one probe, gathered in one visit of the model."""
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp import copying, prefix_matching, previous_token
+from interp.prefix_matching import standard_error
+from interp.records import HeadScore
+from interp.sequences import RepeatedTokens
+from interp.subject import LayerView, Subject
+from models.mixers.reading import Reading
+
+# A unit is called an induction head from here on (until the causal test decides).
+MIN_PREFIX_MATCHING = 0.3
+MIN_STANDARD_ERRORS = 5
+# Offsets of the weight profile: 1 .. d_conv + 1 of the usual convolution of width 4.
+OFFSETS = range(1, 6)
+# Random heads behind the null of the eigenvalue score.
+NULL_DRAWS = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitSamples:
+    """One layer under one reading: a value for each sequence and unit; copying ratios also by position."""
+
+    rowsum: Float[Tensor, "batch unit"]
+    latest: Float[Tensor, "batch unit"]
+    pairs: Float[Tensor, "batch unit"]
+    by_offset: Float[Tensor, "batch unit offset"]
+    previous: Float[Tensor, "batch unit"]
+    first_position: Float[Tensor, "batch unit"]
+    logit: Float[Tensor, "batch unit position"] | None = None
+    logit_2r: Float[Tensor, "batch unit position"] | None = None
+    logit_with_bos: Float[Tensor, "batch unit position"] | None = None
+    edge: Float[Tensor, "batch unit edge"] | None = None
+    edge_argmax: Float[Tensor, "batch unit"] | None = None
+
+
+def measure_reading(
+    reading: Reading,
+    probe: RepeatedTokens,
+    directions: Float[Tensor, "batch position d_model"] | None,
+) -> UnitSamples:
+    """Every score of one reading on a batch of the probe.
+
+    `directions` are those of the tokens of the first copy, BOS before them where the probe has one; None leaves the
+    copying scores out.
+    """
+    weights = reading.weights()
+    targets = [prefix_matching.target_weights(weights, probe, offset=offset) for offset in OFFSETS]
+    filled = [prefix_matching.filled_targets(probe, offset) for offset in OFFSETS]
+    profile = [prefix_matching.aggregate(w, f, "rowsum") for w, f in zip(targets, filled, strict=True)]
+    later = probe.first + probe.period
+    found: dict[str, Tensor] = {
+        "rowsum": profile[0],
+        "latest": prefix_matching.aggregate(targets[0], filled[0], "latest"),
+        "pairs": prefix_matching.aggregate(targets[0], filled[0], "pairs"),
+        "by_offset": torch.stack(profile, dim=-1),
+        "previous": previous_token.previous_token_by_sequence(
+            previous_token.previous_weights(weights), first=1 + probe.first
+        ),
+        "first_position": weights[:, :, later:, 0].double().mean(-1),
+    }
+    if directions is not None:
+        found |= _copying(reading, probe, weights[:, :, :later, :later], directions)
+    return UnitSamples(**found)
+
+
+def _copying(
+    reading: Reading, probe: RepeatedTokens, weights: Tensor, directions: Tensor
+) -> dict[str, Tensor]:
+    # In a causal model the first copy is a sample of tokens that are not repeated.
+    outputs = copying.unit_outputs(reading, weights.shape[-1])
+    bos = probe.bos is not None
+    alone = copying.logit_copying(outputs, reading.W_out, weights, directions, bos=bos)
+    edge = copying.edge_copying(reading, probe, directions[:, probe.first :])
+    found = {
+        "logit": 4 * alone.ratio - 1,
+        "logit_2r": 2 * alone.two_ratio - 1,
+        "edge": 4 * edge.raises.ratio - 1,
+        "edge_argmax": edge.argmax_by_sequence,
+    }
+    if bos:
+        all_sources = copying.logit_copying(outputs, reading.W_out, weights, directions, bos=bos, with_bos=True)
+        found["logit_with_bos"] = 4 * all_sources.ratio - 1
+    return found
+
+
+class HeadScores:
+    """Gathers the scores of every (layer, unit, reading) over batches of a probe."""
+
+    def __init__(self, subject: Subject, probe: RepeatedTokens, *, with_copying: bool = True):
+        self.subject, self.probe, self.with_copying = subject, probe, with_copying
+        self._samples: dict[tuple[int, str], list[UnitSamples]] = {}
+        self._labels: dict[tuple[int, str], tuple[str, str]] = {}
+        self._eigenvalues: dict[int, tuple[list[float], float, str]] = {}
+
+    def visit(self, *, units: str | None = None) -> list[Tensor]:
+        """Run the probe through the model; gives the logits of each batch."""
+        tokens = self.probe.tokens
+        # Clusters are made from the sequences of a batch: one batch, or they would differ.
+        whole = units is not None and units.startswith("cluster")
+        batches = [slice(0, len(tokens))] if whole else self.subject.batches(*tokens.shape)
+        return [self._visit_batch(batch, units) for batch in batches]
+
+    def _visit_batch(self, batch: slice, units: str | None) -> Tensor:
+        probe = self.probe.take(batch)
+        directions = None
+        if self.with_copying:
+            directions = self.subject.directions(probe.tokens[:, : probe.first + probe.period])
+
+        def look(view: LayerView) -> None:
+            for reading in view.readings:
+                key = (view.layer, reading.name)
+                self._labels[key] = (reading.unit, reading.normalisation)
+                self._samples.setdefault(key, []).append(measure_reading(reading, probe, directions))
+            if self.with_copying and view.layer not in self._eigenvalues:
+                self._eigenvalues[view.layer] = self._eigenvalue(view)
+
+        return self.subject.visit(probe.tokens, look, units=units)
+
+    def _eigenvalue(self, view: LayerView) -> tuple[list[float], float, str]:
+        gram = self.subject.gram(view.layer)
+        scores = copying.eigenvalue_copying(view.W_V, view.W_O, gram)
+        null = copying.eigenvalue_null(view.W_V.shape[-1], gram, n_draws=NULL_DRAWS)
+        return scores.tolist(), float(null.std()), f"norm gains folded; {view.ov_form}"
+
+    def records(self) -> tuple[HeadScore, ...]:
+        """The scores as records, in order of layer, reading and unit."""
+        chance = prefix_matching.uniform_chance(self.probe)
+        seq, first = self.probe.tokens.shape[1], 1 + self.probe.first
+        chances = (chance, previous_token.uniform_chance(seq, first=first))
+        records: list[HeadScore] = []
+        for (layer, name), parts in self._samples.items():
+            columns = _columns(_joined(parts))
+            n_units = len(columns["prefix_matching"])
+            eigenvalue = self._eigenvalue_columns(layer, name, n_units)
+            for unit in range(n_units):
+                values = {key: column[unit] for key, column in (columns | eigenvalue).items()}
+                records.append(self._record(layer, name, unit, values, chances))
+        return tuple(records)
+
+    def _eigenvalue_columns(self, layer: int, name: str, n_units: int) -> dict[str, list[Any]]:
+        scores, null, form = self._eigenvalues.get(layer, ([], 0.0, ""))
+        # State indices and clusters share the layer's values: they have no OV circuit of their own.
+        if len(scores) != n_units:
+            return {
+                key: [None] * n_units
+                for key in ("copying_eigenvalue", "copying_eigenvalue_null_sd", "copying_eigenvalue_form")
+            }
+        return {
+            "copying_eigenvalue": [_finite(score) for score in scores],
+            "copying_eigenvalue_null_sd": [_finite(null)] * n_units,
+            "copying_eigenvalue_form": [form] * n_units,
+        }
+
+    def _record(
+        self, layer: int, name: str, unit: int, values: dict[str, Any], chances: tuple[float, float]
+    ) -> HeadScore:
+        kind, normalisation = self._labels[layer, name]
+        profile = values["weight_by_offset"]
+        clear = chances[0] + MIN_STANDARD_ERRORS * values["prefix_matching_se"]
+        matches = values["prefix_matching"] >= max(MIN_PREFIX_MATCHING, clear)
+        edge = values["copying_edge"]
+        return HeadScore(
+            layer=layer,
+            head=unit,
+            unit=kind,
+            reading=name,
+            mixer=self.subject.mixers[layer],
+            normalisation=normalisation,
+            prefix_matching_chance=chances[0],
+            previous_token_chance=chances[1],
+            offset=OFFSETS[max(range(len(profile)), key=profile.__getitem__)],
+            # Without copying scores the call rests on prefix matching alone; the report's notes say so.
+            is_induction=matches and (not self.with_copying or (edge is not None and edge > 0)),
+            **values,
+        )
+
+
+def _joined(parts: list[UnitSamples]) -> UnitSamples:
+    columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(UnitSamples)}
+    return UnitSamples(**{name: None if v[0] is None else torch.cat(v) for name, v in columns.items()})
+
+
+def _columns(samples: UnitSamples) -> dict[str, list[Any]]:
+    """A list over units for every score of a record; NaN (nothing was raised) becomes None."""
+    n_units = samples.rowsum.shape[1]
+    scores = {
+        "prefix_matching": samples.rowsum.mean(0),
+        "prefix_matching_se": standard_error(samples.rowsum),
+        "prefix_matching_latest": samples.latest.mean(0),
+        "prefix_matching_pairs": samples.pairs.mean(0),
+        "previous_token": samples.previous.mean(0),
+        "previous_token_se": standard_error(samples.previous),
+        "first_position": samples.first_position.mean(0),
+        "copying": _mean(samples.logit),
+        "copying_se": _standard_error(samples.logit),
+        "copying_2r": _mean(samples.logit_2r),
+        "copying_with_bos": _mean(samples.logit_with_bos),
+        "copying_edge": _mean(samples.edge),
+        "copying_edge_se": _standard_error(samples.edge),
+        "copying_edge_argmax": None if samples.edge_argmax is None else samples.edge_argmax.mean(0),
+    }
+    columns: dict[str, list[Any]] = {
+        name: [None] * n_units if values is None else [_finite(value) for value in values.tolist()]
+        for name, values in scores.items()
+    }
+    columns["weight_by_offset"] = [tuple(profile) for profile in samples.by_offset.mean(0).tolist()]
+    columns["prefix_matching_by_sequence"] = [tuple(values) for values in samples.rowsum.T.tolist()]
+    return columns
+
+
+def _mean(values: Float[Tensor, "batch unit position"] | None) -> Float[Tensor, " unit"] | None:
+    return None if values is None else values.nanmean((0, 2))
+
+
+def _standard_error(values: Float[Tensor, "batch unit position"] | None) -> Float[Tensor, " unit"] | None:
+    return None if values is None else copying.standard_error_over_sequences(values)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,260 @@
+"""The parts of a report page as HTML. Every text that comes from a model, a file or a name is escaped here."""
+
+import html
+import json
+from collections.abc import Iterable, Sequence
+
+from interp.figures.attention_map import MOST_LABELS
+from interp.figures.score_matrix import SCORES
+from interp.figures.token_text import visible
+from interp.figures.unit_name import READINGS, several_readings, unit_name
+from interp.records import DetectionReport, HeadScore
+from interp.report_figures import FigureSet, losses, maps, matrices, offsets, phase
+from interp.report_text import finding, signed
+
+N_HEADS_SHOWN = 24
+TRANSITION_NAMES = {
+    "prefix_matching": "prefix matching",
+    "order_gain": "order gain (nats)",
+    "in_context_learning": "ICL score (nats)",
+}
+TERMS = {
+    "Prefix matching": "Weight that a position pays to the tokens that followed earlier copies of its own token, on random "
+    "tokens repeated in order; summed over those tokens, mean over positions that have one. 1 for a perfect induction "
+    "head; chance is what uniform attention gets on the same sequences.",
+    "Previous token": "Weight on the position just before. Chance: uniform attention.",
+    "Copying (edge)": "On the repeated tokens, the contribution of each induction edge alone goes straight to the logits: how "
+    "much it raises the token it reads, against all tokens of the sequence. 4r − 1 in [−1, 1]; a token raised alone gives 1.",
+    "Copying (logit)": "The same for whole head outputs on tokens that do not repeat, weighted by attention.",
+    "Copying (eigenvalue)": "Sum of the real parts of the eigenvalues of the output-value circuit from token to token, over "
+    "the sum of their absolute values; in [−1, 1], 0 for random matrices.",
+    "Order gain": "Loss on later copies when each copy is shuffled on its own, minus the loss when they are in order (nats). "
+    "It is 0 for a model that only learns which tokens occur.",
+    "ICL score": "Loss late in the sequence minus loss early (nats); below 0 when context helps. Not all of it is induction.",
+    "Readings": "pattern: the attention matrix that makes the output. ssm: the implied attention of a state-space recurrence "
+    "alone. block: the whole mixer, its convolution and gate included, by norms of contribution vectors.",
+    "Normalisation": "none: the weights as they are. abs_row: absolute value over the row's sum. contribution: norm of the "
+    "contribution vector over the row's sum.",
+}
+
+
+def escaped(text: object) -> str:
+    """Text for HTML, with control and bidirectional characters made visible (spaces stay)."""
+    return html.escape(visible(str(text)).replace("␣", " "), quote=True)
+
+
+def figure(name: str, run: str, caption: str, *, heading: str = "", wide: bool = False) -> str:
+    """A place that the script draws figure `name` into; `caption` is HTML, `wide` takes a grid's whole row."""
+    text = f"<figcaption>{caption}</figcaption>" if caption else ""
+    above = f"<h4>{escaped(heading)}</h4>" if heading else ""
+    return f'<figure{" class=whole" if wide else ""}>{above}<div class="plot" id="{escaped(name)}" data-run="{escaped(run)}"></div>{text}</figure>'
+
+
+def table(head: Sequence[str], body: Iterable[tuple[str, Sequence[str]]]) -> str:
+    """A table of HTML cells; each row is (class, cells)."""
+    columns = "".join(f"<th>{cell}</th>" for cell in head)
+    rows = "".join(
+        f'<tr class="{name}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" for name, cells in body
+    )
+    return f'<div class="scroll"><table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A signed number, or a dash where it was not measured."""
+    return "–" if value is None else signed(value, digits)
+
+
+def finding_block(report: DetectionReport) -> str:
+    """The finding line."""
+    return '<div class="finding">' + "".join(f"<p>{escaped(text)}</p>" for text in finding(report)) + "</div>"
+
+
+def facts(report: DetectionReport) -> str:
+    """What was measured, on what."""
+    probe, last = report.probe, report.checkpoints[-1]
+    steps = [checkpoint.step for checkpoint in report.checkpoints]
+    series = f"{len(steps)}, steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"1, step {steps[0]:,}"
+    counts: dict[str, int] = {}
+    for mixer in report.mixers:
+        counts[mixer] = counts.get(mixer, 0) + 1
+    normalisations = sorted({f"{head.reading}: {head.normalisation}" for head in last.heads})
+    bos = "no BOS" if probe.bos is None else f"BOS {probe.bos}"
+    rows = {
+        "Layers and mixers": f"{report.n_layers}: " + ", ".join(f"{n} × {mixer}" for mixer, n in counts.items()),
+        "Checkpoints": series,
+        "Score probe": f"{probe.n_sequences} sequences, {probe.period} tokens × {probe.repeats}, {bos}",
+        "Loss probe": f"{probe.loss_period} tokens × {probe.loss_repeats}, {probe.d_candidates:,} candidate tokens",
+        "Aggregation, seed": f"{probe.aggregation}, seed {probe.seed}",
+        "Normalisation": "; ".join(normalisations) or "–",
+        "Order gain": f"{number(last.order_gain_nats)} nats",
+        "ICL score": f"{number(last.in_context_learning_nats)} nats"
+        + (f" (positions {last.icl_positions[0]} − {last.icl_positions[1]})" if last.icl_positions else ""),
+        "Text": report.text or "–",
+        "Versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()) or "–",
+    }
+    cells = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>" for name, text in rows.items())
+    return f'<dl class="facts">{cells}</dl>'
+
+
+def phase_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
+    """Phase plot and the table of transitions; empty for a single checkpoint."""
+    if len(report.checkpoints) < 2:
+        return ""
+    found = report.phase_transition
+    caption = (
+        "Units are named by layer and head; ● marks an induction head; grey lines are the other units. Dotted: chance, and "
+        "0 nats. Bands around lines: one standard error. Step 0 stands at the left end of the logarithmic axis."
+        + (" Shaded: 95% interval of the onset; dashed: midpoint." if found else "")
+        + " Click a point to show its checkpoint below."
+    )
+    parts = ["<h2>Over training</h2>", figure(phase(figures, report, f"{run}-phase"), run, caption)]
+    return "".join([*parts, transition_table(report) if found else ""])
+
+
+def _between(interval: Sequence[float] | None, digits: int = 0) -> str:
+    if interval is None:
+        return "–"
+    return "–".join(f"{end:,.{digits}f}" for end in interval)
+
+
+def transition_table(report: DetectionReport) -> str:
+    """Onset, midpoint, width and support of each curve, and the lead."""
+    found, rows = report.phase_transition, []
+    for key, name in TRANSITION_NAMES.items():
+        curve = found.get(key)
+        if curve is None:
+            rows.append(("", [name, "no transition", *["–"] * 6]))
+            continue
+        midpoint = f"{curve['midpoint_step']:,.0f}"
+        width = f"{curve['width_10_90_steps']:,.0f}"
+        support = curve.get("support")
+        model = escaped(curve.get("model", "–")) + ("" if curve.get("complete", True) else ", still changing")
+        cells = [_between(curve["onset_step"]), _between(curve.get("onset_interval")), midpoint]
+        cells += [_between(curve.get("midpoint_interval")), width, number(curve.get("change")), model]
+        rows.append(("", [name, *cells[:-1], cells[-1] + ("" if support is None else f", {support:.0%}")]))
+    head = ["curve", "onset between", "95%", "midpoint", "95%", "width 10–90%", "change", "model, bootstrap support"]
+    method = f'<p class="lede" style="margin-top:12px">Method: {escaped(found.get("method", ""))}.</p>'
+    return table(head, rows) + f"<details><summary>How transitions are found</summary>{method}</details>"
+
+
+def matrix_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
+    """Score matrices by reading, under one slider for a series."""
+    placed = matrices(figures, report, f"{run}-matrix")
+    if not placed:
+        return ""
+    series = len(report.checkpoints) > 1
+    about = "Layer by head, fixed scales; outlined cells are induction heads."
+    parts = ["<h2>Scores by layer and head</h2>", f'<p class="lede">{about}</p>']
+    if series:
+        steps = json.dumps([checkpoint.step for checkpoint in report.checkpoints])
+        last = len(report.checkpoints) - 1
+        parts.append(
+            f'<div class="steps" data-run="{escaped(run)}" data-steps="{escaped(steps)}"><button type="button">Play</button>'
+            f'<input type="range" min="0" max="{last}" value="{last}" step="1" aria-label="checkpoint"><output></output></div>'
+        )
+    for reading, names in placed.items():
+        parts.append(f"<h3>{escaped(READINGS.get(reading, reading))}</h3>")
+        parts.append(
+            '<div class="grid">'
+            + "".join(figure(name, run, "", heading=SCORES[score][0]) for score, name in names)
+            + "</div>"
+        )
+    return "".join(parts)
+
+
+def map_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
+    """Attention maps of the strongest units."""
+    placed = maps(figures, report, f"{run}-map")
+    if not placed:
+        return ""
+    parts = []
+    with_reading = len({picture.reading for _, picture in placed}) > 1
+    for name, picture in placed:
+        parts.append(
+            figure(
+                name,
+                run,
+                f"<b>{escaped(unit_name(picture, with_reading=with_reading))}</b> at step {picture.step:,}, reading "
+                f"{escaped(picture.reading)}, normalisation {escaped(picture.normalisation)}.",
+                wide=len(picture.tokens) > MOST_LABELS,
+            )
+        )
+    about = (
+        "What each destination (row) reads from each source (column). Outlines are the induction targets: the tokens that "
+        "followed earlier copies of the destination's token. Point at a cell for both tokens and the value."
+    )
+    return f'<h2>Attention maps</h2><p class="lede">{about}</p><div class="grid wide">{"".join(parts)}</div>'
+
+
+def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
+    """Loss by position and weight by offset, where measured."""
+    parts = []
+    if (name := losses(figures, report, f"{run}-losses")) is not None:
+        parts.append(figure(name, run, "<b>Loss by position</b>, mean over the windows, one line a checkpoint."))
+    if (name := offsets(figures, report, f"{run}-offsets")) is not None:
+        text = "<b>Weight by offset</b> from the earlier copy: +1 is the textbook induction target; dotted: chance."
+        parts.append(figure(name, run, text))
+    return f'<h2>Position and offset</h2><div class="grid wide">{"".join(parts)}</div>' if parts else ""
+
+
+def head_table(report: DetectionReport) -> str:
+    """All units of the last checkpoint, strongest first; long tables fold."""
+    heads = sorted(report.checkpoints[-1].heads, key=lambda head: -head.prefix_matching)
+    if not heads:
+        return ""
+    with_reading = several_readings(heads)
+    head = [
+        "unit",
+        "prefix matching",
+        "chance",
+        "previous token",
+        "copying edge",
+        "copying logit",
+        "copying eigenvalue",
+    ]
+    head += ["offset", "effect (nats)", "induction"]
+    rows = [_head_row(unit, with_reading) for unit in heads]
+    shown = table(head, rows[:N_HEADS_SHOWN])
+    at = f"Step {report.checkpoints[-1].step:,}, strongest first; ± one standard error over sequences."
+    rest = ""
+    if len(rows) > N_HEADS_SHOWN:
+        rest = f"<details><summary>All {len(rows)} units</summary>{table(head, rows[N_HEADS_SHOWN:])}</details>"
+    return f'<h2>Units</h2><p class="lede">{at}</p>{shown}{rest}'
+
+
+def _head_row(unit: HeadScore, with_reading: bool) -> tuple[str, list[str]]:
+    def with_error(value: float | None, error: float | None) -> str:
+        return number(value) + ("" if value is None or error is None else f' <span class="se">± {error:.3f}</span>')
+
+    return "yes" if unit.is_induction else "", [
+        escaped(unit_name(unit, with_reading=with_reading)),
+        with_error(unit.prefix_matching, unit.prefix_matching_se),
+        number(unit.prefix_matching_chance, 3),
+        with_error(unit.previous_token, unit.previous_token_se),
+        with_error(unit.copying_edge, unit.copying_edge_se),
+        number(unit.copying),
+        number(unit.copying_eigenvalue),
+        f"{unit.offset:+d}",
+        number(unit.offset_effect_nats),
+        "yes" if unit.is_induction else "–",
+    ]
+
+
+def notes(report: DetectionReport) -> str:
+    """What the report itself remarks."""
+    if not report.notes:
+        return ""
+    items = "".join(f"<li>{escaped(note)}</li>" for note in report.notes)
+    return f'<h2>Notes</h2><ul class="notes">{items}</ul>'
+
+
+def methods() -> str:
+    """Definitions and chance levels."""
+    terms = "".join(f"<dt>{escaped(name)}</dt><dd>{escaped(text)}</dd>" for name, text in TERMS.items())
+    return f'<h2>Definitions</h2><dl class="terms">{terms}</dl>'
+
+
+def body(figures: FigureSet, report: DetectionReport, run: str) -> str:
+    """All sections of one report below its header, `run` being the prefix of its figure ids."""
+    sections = [phase_section, matrix_section, map_section, curve_section]
+    return "".join(section(figures, report, run) for section in sections) + head_table(report) + notes(report)

@@ -1,0 +1,111 @@
+"""What a detection report says, in plain words."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from interp.figures.unit_name import several_readings, unit_name
+from interp.records import DetectionReport
+
+CURVES = {
+    "prefix_matching": "prefix matching",
+    "order_gain": "the order gain",
+    "in_context_learning": "the in-context-learning score",
+}
+MOST_NAMED = 4
+
+
+def signed(value: float, digits: int = 2) -> str:
+    """A number with a real minus sign."""
+    text = f"{value:.{digits}f}"
+    return "0." + "0" * digits if float(text) == 0 else text.replace("-", "−")
+
+
+def steps_between(interval: tuple[float, float] | list[float]) -> str:
+    """`steps 200 and 300`, with thousands separated."""
+    low, high = interval
+    return f"steps {low:,.0f} and {high:,.0f}"
+
+
+def heads_sentence(report: DetectionReport) -> str:
+    """How many induction heads the last checkpoint has, and the strongest; or the strongest unit that is none."""
+    last = report.checkpoints[-1]
+    if not last.heads:
+        return "No head was scored."
+    with_reading = several_readings(last.heads)
+    found = report.induction_heads()
+    at = f" at step {last.step:,}" if len(report.checkpoints) > 1 else ""
+    if not found:
+        best = max(last.heads, key=lambda head: head.prefix_matching)
+        name, score = unit_name(best, with_reading=with_reading), signed(best.prefix_matching)
+        chance = signed(best.prefix_matching_chance)
+        return f"No induction head{at}: the strongest unit, {name}, has prefix matching {score} (chance {chance})."
+    named = [
+        f"{unit_name(head, with_reading=with_reading)} ({signed(head.prefix_matching)})" for head in found[:MOST_NAMED]
+    ]
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    kind = "induction head" if len(found) == 1 else "induction heads"
+    chance = signed(found[0].prefix_matching_chance)
+    return (
+        f"{len(found)} {kind} among {len(last.heads)} scored units{at}: {', '.join(named)}{more} "
+        f"(prefix matching; chance {chance})."
+    )
+
+
+def previous_token_sentence(report: DetectionReport) -> str | None:
+    """The strongest previous-token unit, where it is clearly above chance."""
+    heads = report.checkpoints[-1].heads
+    if not heads:
+        return None
+    best = max(heads, key=lambda head: head.previous_token)
+    if best.previous_token < best.previous_token_chance + 0.3:
+        return None
+    name = unit_name(best, with_reading=several_readings(heads))
+    return f"The strongest previous-token unit is {name} ({signed(best.previous_token)})."
+
+
+def transition_sentences(report: DetectionReport) -> list[str]:
+    """Onsets and the lead; one sentence that there is none; nothing for a single checkpoint."""
+    if len(report.checkpoints) < 2:
+        return []
+    found = report.phase_transition
+    if found is None:
+        return [
+            "No phase transition: neither prefix matching nor the order gain has a step that noise or drift would not give."
+        ]
+    parts = [
+        f"{name} sets in between {steps_between(found[key]['onset_step'])}"
+        for key, name in CURVES.items()
+        if found.get(key) is not None
+    ]
+    first = parts[0][0].upper() + parts[0][1:]
+    sentences = [", ".join([first, *parts[1:]]) + "."]
+    absent = [name for key, name in CURVES.items() if found.get(key) is None]
+    if absent:
+        text = " and ".join(absent)
+        sentences.append(
+            f"{text[0].upper()}{text[1:]} {'has' if len(absent) == 1 else 'have'} no transition of their own.".replace(
+                "has no transition of their own", "has no transition of its own"
+            )
+        )
+    return sentences + ([lead_sentence(found)] if found.get("lead_steps") is not None else [])
+
+
+def lead_sentence(found: Mapping[str, Any]) -> str:
+    """Which of two curves changed first, with the interval; or that it cannot be told."""
+    low, high = found["lead_steps"]
+    first, second = found.get("lead_of") or ("prefix_matching", "in_context_learning")
+    if low <= 0 <= high:
+        return (
+            f"Which of {CURVES[first]} and {CURVES[second]} came first cannot be told at these checkpoints "
+            f"(lead {signed(low, 0)} to {signed(high, 0)} steps, 95%)."
+        )
+    if high < 0:
+        low, high, first, second = -high, -low, second, first
+    name = CURVES[first]
+    return f"{name[0].upper()}{name[1:]} leads {CURVES[second]} by {low:,.0f} to {high:,.0f} steps (95%)."
+
+
+def finding(report: DetectionReport) -> list[str]:
+    """The finding of one report, a sentence an entry."""
+    previous = previous_token_sentence(report)
+    return [heads_sentence(report), *([previous] if previous else []), *transition_sentences(report)]

@@ -1,0 +1,212 @@
+"""From a path to the models behind it: one checkpoint, a series of them, a Hugging Face folder, a `.gguf` file."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.errors import DetectionError
+from interp.subject import LanguageModelSubject, Subject
+
+ACCEPTED = "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, or a .gguf file"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that is not loaded yet. `open` loads it; `weight_files` are what its identity is hashed from."""
+
+    step: int
+    tokens: int | None
+    weight_files: tuple[Path, ...]
+    open: Callable[[], Subject]
+
+    def sha256(self) -> str | None:
+        """Hash of the weights as they lie on disk; None for a model in memory."""
+        if not self.weight_files:
+            return None
+        digest = hashlib.sha256()
+        for path in self.weight_files:
+            with open(path, "rb") as file:
+                while block := file.read(1 << 22):
+                    digest.update(block)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """What a path holds: its checkpoints in step order, and the run's own evaluation windows where it has them."""
+
+    path: str
+    checkpoints: tuple[Checkpoint, ...]
+    windows: Int[Tensor, "window seq"] | None = None
+    windows_from: str | None = None
+
+    def at_steps(self, steps: "Sequence[int] | str | None") -> Iterator[Checkpoint]:
+        """The checkpoints that `steps` selects (see `select_steps`)."""
+        chosen = set(select_steps([checkpoint.step for checkpoint in self.checkpoints], steps))
+        return (checkpoint for checkpoint in self.checkpoints if checkpoint.step in chosen)
+
+
+def select_steps(available: Sequence[int], steps: "Sequence[int] | str | None") -> list[int]:
+    """The steps that a selection names.
+
+    Args:
+        steps: None or `all`; `last`; numbers; or text of numbers and ranges `low:high` (both ends included, either
+            may be missing), with commas between.
+
+    Raises:
+        DetectionError: the text is none of these, or names a step that there is not.
+    """
+    if steps is None or steps == "all":
+        return list(available)
+    if steps == "last":
+        return [available[-1]]
+    parts = steps.split(",") if isinstance(steps, str) else [str(step) for step in steps]
+    chosen: set[int] = set()
+    for part in (part.strip() for part in parts):
+        low, colon, high = part.partition(":")
+        try:
+            ends = (int(low) if low else available[0], int(high) if high else available[-1])
+        except ValueError:
+            raise DetectionError(
+                f"steps {part!r}: accepted are all, last, numbers, and ranges low:high, with commas between"
+            ) from None
+        found = [step for step in available if ends[0] <= step <= ends[1]] if colon else [ends[0]]
+        if not found or not set(found) <= set(available):
+            raise DetectionError(f"no checkpoint at steps {part}; there are: {', '.join(map(str, available))}")
+        chosen |= set(found)
+    return sorted(chosen)
+
+
+def open_source(
+    target: Any, *, device: str = "cpu", bos: int | None | str = "auto"
+) -> Source:
+    """What stands at a path; or a LanguageModel, a TransformerBridge or a Subject, as a source of one checkpoint.
+
+    Raises:
+        DetectionError, models.CheckpointError, models.ConfigError: nothing there that can be read.
+    """
+    if not isinstance(target, str | Path):
+        return _in_memory(target, bos)
+    path = Path(target)
+    if not path.exists():
+        raise DetectionError(f"{path} does not exist; accepted: {ACCEPTED}")
+    if path.is_file():
+        if path.suffix.lower() != ".gguf":
+            raise DetectionError(f"{path} is a file of another kind; accepted: {ACCEPTED}")
+        return _hugging_face(path, (path,), device, bos)
+    return _folder(path, device, bos)
+
+
+def _folder(path: Path, device: str, bos: int | None | str) -> Source:
+    steps = [entry for entry in path.glob("step_*") if entry.is_dir()]
+    config = path / "config.json"
+    ggufs = sorted(path.glob("*.gguf"))
+    found = [*(["step_* checkpoints"] if steps else []), *(["config.json"] if config.exists() else [])]
+    found += [gguf.name for gguf in ggufs]
+    if len(found) > 1:
+        raise DetectionError(f"{path} mixes models: it holds {', '.join(found)}; give the path of one")
+    if steps:
+        return _series(path, device, bos)
+    if ggufs:
+        return _hugging_face(ggufs[0], (ggufs[0],), device, bos)
+    if not config.exists():
+        empty = "is empty" if not any(path.iterdir()) else "holds no model"
+        raise DetectionError(f"{path} {empty}; accepted: {ACCEPTED}")
+    if "model_type" in _read_json(config) and "format" not in _read_json(config):
+        weights = tuple(sorted(path.glob("*.safetensors")))
+        if not weights:
+            raise DetectionError(f"{path} holds no .safetensors weights (pickled weights are never loaded)")
+        return _hugging_face(path, weights, device, bos)
+    checkpoint = _checkpoint(path, _step_of(path), device, bos)
+    windows, windows_from = _windows(path.parent)
+    return Source(path=str(path), checkpoints=(checkpoint,), windows=windows, windows_from=windows_from)
+
+
+def _series(path: Path, device: str, bos: int | None | str) -> Source:
+    from models.checkpoint import list_checkpoints
+
+    checkpoints = tuple(_checkpoint(folder, step, device, bos) for step, folder in list_checkpoints(path))
+    windows, windows_from = _windows(path)
+    return Source(path=str(path), checkpoints=checkpoints, windows=windows, windows_from=windows_from)
+
+
+def _checkpoint(folder: Path, step: int, device: str, bos: int | None | str) -> Checkpoint:
+    def load() -> Subject:
+        from models.checkpoint import load_model
+
+        return _subject(load_model(folder, device=device), bos)
+
+    training = folder / "training.json"
+    tokens = _read_json(training).get("tokens") if training.exists() else None
+    weights = folder / "model.safetensors"
+    files = (weights,) if weights.exists() else ()
+    return Checkpoint(step=step, tokens=tokens, weight_files=files, open=load)
+
+
+def _subject(model: Any, bos: int | None | str) -> Subject:
+    subject = LanguageModelSubject(model)
+    if bos != "auto":
+        subject.bos = bos
+        subject.special = frozenset() if bos is None else frozenset({bos})
+    return subject
+
+
+def _hugging_face(path: Path, weights: tuple[Path, ...], device: str, bos: int | None | str) -> Source:
+    def load() -> Subject:
+        from interp.bridge_subject import open_bridge
+
+        return open_bridge(path, device=device, bos=bos)
+
+    return Source(
+        path=str(path), checkpoints=(Checkpoint(step=0, tokens=None, weight_files=weights, open=load),)
+    )
+
+
+def _in_memory(model: Any, bos: int | None | str) -> Source:
+    def load() -> Subject:
+        if isinstance(model, Subject):
+            return model
+        if hasattr(model, "original_model"):
+            from interp.bridge_subject import BridgeSubject
+
+            return BridgeSubject(model, bos=None if bos == "auto" else bos, tokenizer=model.tokenizer)
+        return _subject(model, bos)
+
+    return Source(
+        path=type(model).__name__, checkpoints=(Checkpoint(step=0, tokens=None, weight_files=(), open=load),)
+    )
+
+
+def _windows(run_folder: Path) -> tuple[Int[Tensor, "window seq"] | None, str | None]:
+    path = run_folder / "eval.safetensors"
+    if not path.exists():
+        return None, None
+    from models.checkpoint import read_tensors
+
+    tensors = read_tensors(path)
+    tokens = tensors.get("tokens")
+    if tokens is None or tokens.ndim != 2 or tokens.is_floating_point():
+        raise DetectionError(f"{path} must hold integers `tokens` [window seq]; it holds {', '.join(tensors)}")
+    return tokens.to(torch.int64), path.name
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DetectionError(f"{path} cannot be read as JSON: {error}") from None
+    if not isinstance(values, dict):
+        raise DetectionError(f"{path} holds a {type(values).__name__}; accepted: a JSON object")
+    return values
+
+
+def _step_of(folder: Path) -> int:
+    name = folder.name.removeprefix("step_")
+    return int(name) if name.isdecimal() else 0
