@@ -1,4 +1,4 @@
-"""Rotary positions (RoPE): both pair layouts, partial rotation, offsets, and the usual ways of scaling to longer contexts.
+"""Rotary positions (RoPE): both pair layouts, partial rotation, offsets, scaling to longer contexts.
 
     theta_n   angular frequency of pair n, radians per token, n = 0 .. rotary_dim/2 - 1
     factor    what cos and sin are multiplied with (1 except for YaRN)
@@ -29,7 +29,8 @@ def rope_frequencies(config: RopeConfig, d_head: int, *, n_ctx: int | None = Non
 
     Args:
         d_head: Width of a head, used where `config.rotary_dim` is None.
-        n_ctx: Longest sequence of the model; only "dynamic" scaling depends on it. Its base follows from this one
+        n_ctx: Longest sequence of the model; only "dynamic" scaling depends on it. Its base follows from this
+        one
             number and not from the current length, so that rotated keys in a cache stay valid.
 
     Raises:
@@ -91,8 +92,8 @@ def _yarn(
 ) -> RopeFrequencies:
     """YaRN: slow pairs interpolated, fast ones kept.
 
-    `ramp` "rotations" blends linearly in the number of turns within the original length (the paper's), "index" in
-    the pair's index between the two bounds (the usual code's), rounded outwards where `truncate`.
+    `ramp` "rotations" blends linearly in the number of turns within the original length (the paper's),
+    "index" in the pair's index between the two bounds (the usual code's), rounded outwards where `truncate`.
     """
     if ramp == "rotations":
         turns = original_length * theta / (2 * math.pi)
@@ -154,8 +155,8 @@ def rotate(
 class Rope:
     """Rotation of queries and keys of one model, with its cos and sin kept for reuse.
 
-    Angles are computed in float64 and cast to the dtype of the rotated tensor. Not a module and no buffer: casting
-    a model must not round the frequencies.
+    Angles are computed in float64 and cast to the dtype of the rotated tensor. Not a module and no buffer:
+    casting a model must not round the frequencies.
     """
 
     def __init__(self, config: RopeConfig, d_head: int, *, n_ctx: int | None = None):

@@ -37,7 +37,9 @@ MIXER_CONFIGS: dict[str, tuple[MixerConfig, RopeConfig | None]] = {
         None,
     ),
     "mamba2_plain": (
-        Mamba2Config(d_inner=8, d_head=4, d_state=3, conv_bias=False, gated_norm=False, dt_limits=(0.01, 0.05)),
+        Mamba2Config(
+            d_inner=8, d_head=4, d_state=3, conv_bias=False, gated_norm=False, dt_limits=(0.01, 0.05)
+        ),
         None,
     ),
 }

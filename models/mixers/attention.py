@@ -1,4 +1,4 @@
-"""What softmax and linear attention share: projections, the optional short convolution, hooks and parameter views."""
+"""What softmax and linear attention share: projections, short convolution, hooks and parameter views."""
 
 from typing import Any
 
@@ -19,9 +19,9 @@ CONV_FORM = {Form.PARALLEL: "chunked", Form.CHUNKED: "chunked", Form.RECURRENT: 
 class Attention(Mixer):
     """A mixer with explicit queries, keys and values.
 
-    Parameters: `in_proj` maps the residual stream to queries, keys and values side by side; `conv1d`, where the
-    configuration asks for it, is a causal depthwise convolution over all three, without bias and without activation;
-    `out_proj` maps the heads' outputs back.
+    Parameters: `in_proj` maps the residual stream to queries, keys and values side by side; `conv1d`, where
+    the configuration asks for it, is a causal depthwise convolution over all three, without bias and without
+    activation; `out_proj` maps the heads' outputs back.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Attention(Mixer):
     def _project(
         self, x: Float[Tensor, "batch seq d_model"], form: Form, conv: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """Queries, keys and values by head, and the convolution's next state. No hook but `hook_conv` fires."""
+        """Queries, keys, values by head, and the convolution's next state. No hook but `hook_conv` fires."""
         qkv = self.in_proj(x)
         if self.d_conv:
             qkv, conv = causal_conv.causal_conv(
@@ -128,8 +128,8 @@ class Attention(Mixer):
         gain = gain.repeat_interleave(self.n_heads // self.n_kv_heads, 0)
         return OVFactors(w_v * gain, self.W_O, "sum of the convolution's taps")
 
-    # Views of the stored parameters in TransformerLens's layout; with grouped keys and values, W_K, W_V, b_K and b_V
-    # are copies repeated for every query head.
+    # Views of the stored parameters in TransformerLens's layout; with grouped keys and values, W_K, W_V, b_K
+    # and b_V are copies repeated for every query head.
 
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_head"]:

@@ -1,7 +1,7 @@
 """The mixer contract: what every sequence mixer of a language model offers, whatever its kind.
 
-A mixer turns [batch seq d_model] into the same shape and can be evaluated in three forms that agree (`models.form`).
-The form is an explicit argument and never switches by itself.
+A mixer turns [batch seq d_model] into the same shape and can be evaluated in three forms that agree
+(`models.form`). The form is an explicit argument and never switches by itself.
 """
 
 import abc
@@ -11,10 +11,10 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from models.lens import HookPoint
 
 from models.errors import ConfigError, closest
 from models.form import Form
+from models.lens import HookPoint
 from models.mixers.reading import Reading
 
 ALL_FORMS = frozenset(Form)
@@ -28,7 +28,7 @@ def has_hooks(point: HookPoint) -> bool:
 
 
 class OVFactors(NamedTuple):
-    """What a unit does to the residual stream of a source, as W_V[unit] @ W_O[unit], and how exact that is."""
+    """What a unit does to a source's residual stream, as W_V[unit] @ W_O[unit], and how exact that is."""
 
     W_V: Float[Tensor, "unit d_model d_head"]
     W_O: Float[Tensor, "unit d_head d_model"]
@@ -40,7 +40,8 @@ class Mixer(nn.Module, abc.ABC):
 
     Class and instance attributes:
         kind: name in the registry and in the configuration.
-        d_model, n_heads, d_head: widths. `n_heads` and `d_head` are those of `hook_z` and of `implied_attention`
+        d_model, n_heads, d_head: widths. `n_heads` and `d_head` are those of `hook_z` and of
+        `implied_attention`
             (Mamba-1: one head per channel, d_head 1).
         readings: names that `read` accepts, the default first.
         hook_forms: hook point's name -> the forms in which it fires.
@@ -103,7 +104,7 @@ class Mixer(nn.Module, abc.ABC):
     def init_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Any:
-        """The state at the start of a sequence; by default on the device and in the dtype of the parameters."""
+        """The state at the start of a sequence; by default of the parameters' device and dtype."""
 
     @abc.abstractmethod
     def state_size(self) -> int:
@@ -111,7 +112,7 @@ class Mixer(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def reset_parameters(self, *, std: float, out_std: float, generator: torch.Generator | None) -> None:
-        """Initialise in place. `std`: projections from the residual stream, `out_std`: the output projection."""
+        """Draw the weights. `std`: projections from the residual stream, `out_std`: the output projection."""
 
     @abc.abstractmethod
     def _read(self, x: Float[Tensor, "batch seq d_model"], reading: str, units: str) -> Reading:

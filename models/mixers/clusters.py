@@ -1,4 +1,4 @@
-"""Channels of a Mamba-1 layer grouped by how far back each looks: deterministic k-means on offset profiles."""
+"""Channels of a Mamba-1 layer grouped by how far back each looks: k-means on offset profiles."""
 
 import torch
 from jaxtyping import Float, Int64
@@ -20,7 +20,9 @@ def cluster_channels(entries: ScanEntries, n_clusters: int) -> Int64[Tensor, "cl
         ConfigError: fewer channels than clusters, or less than one cluster.
     """
     if not 1 <= n_clusters <= entries.d_entry:
-        raise ConfigError(f"cluster:{n_clusters} asks for {n_clusters} clusters; accepted: 1..{entries.d_entry}")
+        raise ConfigError(
+            f"cluster:{n_clusters} asks for {n_clusters} clusters; accepted: 1..{entries.d_entry}"
+        )
     profiles = offset_profiles(entries)
     offsets = torch.arange(profiles.shape[1], device=profiles.device, dtype=profiles.dtype)
     label = _k_means(profiles, n_clusters)
@@ -35,8 +37,8 @@ def cluster_channels(entries: ScanEntries, n_clusters: int) -> Int64[Tensor, "cl
 def offset_profiles(entries: ScanEntries) -> Float[Tensor, "channel offset"]:
     """Mean |A[c, i, i - offset]| over destinations, each channel's profile summing to 1.
 
-    Offsets 0 .. 63 or the sequence's length; at most 256 destinations, evenly spread over batch and the positions that have
-    all these offsets behind them.
+    Offsets 0 .. 63 or the sequence's length; at most 256 destinations, evenly spread over batch and the
+    positions that have all these offsets behind them.
     """
     batch, seq = entries.dt.shape[:2]
     n_offsets = min(seq, MAX_OFFSET)

@@ -1,6 +1,7 @@
-"""Entries of each implied attention on demand: row blocks and chosen edges, in memory linear in what is asked for.
+"""Entries of each implied attention on demand: row blocks and chosen edges, nothing larger.
 
-`rows` and `edges` follow `models.mixers.reading.Entries`. Each class computes the function of its kernel's `pattern`.
+`rows` and `edges` follow `models.mixers.reading.Entries`. Each class computes the function of its kernel's
+`pattern`.
 """
 
 import math
@@ -54,13 +55,15 @@ class SoftmaxEntries:
 
     @cached_property
     def _lse(self) -> Float[Tensor, "batch seq head"]:
-        lse = softmax_attention.logsumexp(self.q, self.k, scale=self.scale, window=self.window, sink=self.sink)
+        lse = softmax_attention.logsumexp(
+            self.q, self.k, scale=self.scale, window=self.window, sink=self.sink
+        )
         return lse.transpose(1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LinearEntries:
-    """Linear attention and Mamba-2's scan: q and k after their feature map, one row per head or per group of heads."""
+    """Linear attention and Mamba-2's scan: q and k after their feature map, per head or group of heads."""
 
     q: Float[Tensor, "batch seq group d_k"]
     k: Float[Tensor, "batch seq group d_k"]
@@ -95,7 +98,9 @@ class LinearEntries:
         """The same function on chosen edges."""
         allowed, src = _causal(dest, src, self.q.shape[1])
         repeat = self.n_units // self.q.shape[2]
-        products = (self.q[batch, dest] * self.k[batch, src]).sum(-1).repeat_interleave(repeat, 1) * self.scale
+        products = (self.q[batch, dest] * self.k[batch, src]).sum(-1).repeat_interleave(
+            repeat, 1
+        ) * self.scale
         if self.log_decay is not None:
             elapsed = (self._total_decay[batch, dest] - self._total_decay[batch, src]).to(products.dtype)
             products = products * torch.exp(elapsed.masked_fill(~allowed[:, None], -math.inf))

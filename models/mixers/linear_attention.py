@@ -1,4 +1,4 @@
-"""Linear attention as a mixer: a feature map on queries and keys, normalised or not, optional short convolution."""
+"""Linear attention as a mixer: a feature map, with or without normaliser and short convolution."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ from models.mixers.reading import Reading
 
 @dataclass(frozen=True, kw_only=True)
 class LinearAttentionState:
-    """Sums of key-value products and keys, the convolution's last inputs, and the number of positions seen."""
+    """Sums of key-value products and of keys, the convolution's last inputs, the number of positions seen."""
 
     linear: LinearState
     length: int
@@ -44,7 +44,9 @@ class LinearAttention(Attention):
     ):
         config = config.resolved(d_model)
         if rope is not None:
-            raise ConfigError("rope is given to a linear-attention mixer; accepted: None (it has no rotary positions)")
+            raise ConfigError(
+                "rope is given to a linear-attention mixer; accepted: None (it has no rotary positions)"
+            )
         super().__init__(
             d_model,
             n_heads=config.n_heads,
@@ -89,7 +91,7 @@ class LinearAttention(Attention):
     def _recurrent(
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, start: int
     ) -> tuple[Tensor, LinearState]:
-        """Token by token; `hook_state` may change the state that the next position, and this one's output, reads."""
+        """Token by token; this position's output and the next position read what `hook_state` returns."""
         hooked = has_hooks(self.hook_state)
         outputs = []
         for t in range(q.shape[1]):

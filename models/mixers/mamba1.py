@@ -1,10 +1,12 @@
 """Mamba-1 as a mixer, in the parameter layout of Hugging Face's MambaMixer.
 
-    [x z] = in_proj(input)      u = SiLU(conv1d(x))      [dt_low B C] = x_proj(u)      dt = softplus(dt_proj(dt_low))
+    [x z] = in_proj(input)           u = SiLU(conv1d(x))
+    [dt_low B C] = x_proj(u)         dt = softplus(dt_proj(dt_low))
     y = (scan(u, dt, A, B, C) + D u) * SiLU(z)           output = out_proj(y)
 
-Glossary (Gu and Dao 2023, arXiv:2312.00752): A = -exp(A_log) decay rates [d_inner d_state], B what is written, C what is
-read, D the skip, dt step sizes, z the gate. In the hooks q = C, k = B, v = u; every channel is a head of width 1.
+Glossary (Gu and Dao 2023, arXiv:2312.00752): A = -exp(A_log) decay rates [d_inner d_state], B what is
+written, C what is read, D the skip, dt step sizes, z the gate. In the hooks q = C, k = B, v = u; every
+channel is a head of width 1.
 """
 
 from dataclasses import dataclass
@@ -15,12 +17,11 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels import causal_conv, selective_scan
+from kernels import selective_scan
 from models.config import Mamba1Config, RopeConfig
-from models.errors import ConfigError
 from models.form import Form
-from models.mixers.attention import CONV_FORM
-from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, Mixer, OVFactors, has_hooks
+from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors, has_hooks
+from models.mixers.mamba import Mamba
 from models.mixers.mamba1_reading import Mamba1Parts, mamba1_reading
 from models.mixers.mamba_init import dt_bias, fan_in_uniform, slow_A_log
 from models.mixers.reading import BLOCK_BYTES, Reading
@@ -44,41 +45,32 @@ class _Scan(NamedTuple):
     C: Float[Tensor, "batch seq d_state"]
 
 
-class Mamba1(Mixer):
+class Mamba1(Mamba):
     """The Mamba-1 block's mixer.
 
-    With `constant_bcdt` B, C and dt are parameters instead of functions of the input: the scan is then a fixed
-    convolution per channel (S4D), the content-independent control whose implied attention is Toeplitz.
+    With `constant_bcdt` B, C and dt are parameters instead of functions of the input: the scan is then a
+    fixed convolution per channel (S4D), the content-independent control whose implied attention is Toeplitz.
 
-    `hook_decay` (log decay) and `hook_write` (dt u B), each [batch d_inner d_state], fire once per position in RECURRENT, as
-    does `hook_state`; `hook.ctx["position"]` tells which.
+    `hook_decay` (log decay) and `hook_write` (dt u B), each [batch d_inner d_state], fire once per position
+    in RECURRENT, as does `hook_state`; `hook.ctx["position"]` tells which.
     """
 
     kind = "mamba1"
     unit_names = ("layer", "state", "cluster:K")
-    hook_aliases = {
-        "hook_ssm_B": "hook_k",
-        "hook_ssm_C": "hook_q",
-        "hook_ssm_dt": "hook_dt",
-        "hook_ssm_decay": "hook_decay",
-        "hook_ssm_write": "hook_write",
-        "hook_ssm_state": "hook_state",
-    }
-    block_aliases = {"hook_ssm_out": "hook_attn_out"}
 
     def __init__(
         self, config: Mamba1Config, d_model: int, *, n_ctx: int | None = None, rope: RopeConfig | None = None
     ):
         config = config.resolved(d_model)
-        if rope is not None:
-            raise ConfigError("rope is given to a Mamba-1 mixer; accepted: None (it has no rotary positions)")
-        super().__init__(d_model, config.d_inner, 1, ("ssm", "block"))
-        self.config = config
-        self.d_inner, self.d_state = config.d_inner, config.d_state
-        channels = self.d_inner
-        self.in_proj = nn.Linear(d_model, 2 * channels, bias=config.proj_bias)
-        self.conv1d = nn.Conv1d(
-            channels, channels, config.d_conv, groups=channels, padding=config.d_conv - 1, bias=config.conv_bias
+        channels = config.d_inner
+        super().__init__(
+            config,
+            d_model,
+            n_heads=channels,
+            d_head=1,
+            d_projected=2 * channels,
+            d_convolved=channels,
+            rope=rope,
         )
         if config.constant_bcdt:
             self.B = nn.Parameter(torch.empty(config.d_state))
@@ -89,7 +81,6 @@ class Mamba1(Mixer):
             self.dt_proj = nn.Linear(config.dt_rank, channels)
         self.A_log = nn.Parameter(torch.empty(channels, config.d_state))
         self.D = nn.Parameter(torch.ones(channels))
-        self.out_proj = nn.Linear(channels, d_model, bias=config.proj_bias)
         names = ("hook_conv", "hook_q", "hook_k", "hook_v", "hook_dt", "hook_gate", "hook_z", "hook_result")
         self._add_hooks(dict.fromkeys(names, ALL_FORMS))
         self._add_hooks({"hook_pattern": PARALLEL_ONLY})
@@ -100,14 +91,7 @@ class Mamba1(Mixer):
     ) -> tuple[Float[Tensor, "batch seq d_model"], Mamba1State]:
         """Output and state; see `Mixer.evaluate`."""
         inner, z = self.in_proj(x).chunk(2, -1)
-        u, conv = causal_conv.causal_conv(
-            inner,
-            self.conv1d.weight[:, 0],
-            self.conv1d.bias,
-            state=None if state is None else state.conv,
-            silu=True,
-            form=CONV_FORM[form],
-        )
+        u, conv = self._convolve(inner, None if state is None else state.conv, form)
         scan = self._hooked(self._select(self.hook_conv(u)))
         start = 0 if state is None else state.length
         before = None if state is None else state.ssm
@@ -129,7 +113,9 @@ class Mamba1(Mixer):
             return _Scan(u, dt.expand(shape), self.B.expand(shape), self.C.expand(shape))
         widths = (self.config.dt_rank, self.d_state, self.d_state)
         dt_low, B, C = self.x_proj(u).split(widths, -1)
-        return _Scan(u, selective_scan.softplus_dt(F.linear(dt_low, self.dt_proj.weight), self.dt_proj.bias), B, C)
+        return _Scan(
+            u, selective_scan.softplus_dt(F.linear(dt_low, self.dt_proj.weight), self.dt_proj.bias), B, C
+        )
 
     def _hooked(self, scan: _Scan) -> _Scan:
         C = self.hook_q(scan.C[:, :, None])[:, :, 0]
@@ -138,7 +124,9 @@ class Mamba1(Mixer):
         return _Scan(u, self.hook_dt(scan.dt), B, C)
 
     def _chunked(self, scan: _Scan, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        return selective_scan.selective_scan(scan.u, scan.dt, self.A_log, scan.B, scan.C, D=self.D, state=state)
+        return selective_scan.selective_scan(
+            scan.u, scan.dt, self.A_log, scan.B, scan.C, D=self.D, state=state
+        )
 
     def _parallel(self, scan: _Scan, state: Tensor | None) -> Tensor:
         """A @ u + D u and what the initial state adds; A in blocks of channels where no hook looks at it."""
@@ -156,9 +144,8 @@ class Mamba1(Mixer):
         y = torch.cat(outputs, -1).to(scan.u.dtype) + self.D * scan.u
         if state is None:
             return y
-        return y + selective_scan.selective_scan(
-            torch.zeros_like(scan.u), scan.dt, self.A_log, scan.B, scan.C, state=state
-        )[0]
+        nothing = torch.zeros_like(scan.u)
+        return y + self._chunked(scan._replace(u=nothing), state)[0]
 
     def _recurrent(self, scan: _Scan, state: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
         """Token by token; what the three points of the recurrence return is carried on."""
@@ -184,26 +171,18 @@ class Mamba1(Mixer):
         state = self.hook_state(write if state is None else torch.exp(log_decay) * state + write)
         return (state * here.C[:, None]).sum(-1) + self.D * here.u, state
 
-    def _output(self, y: Float[Tensor, "batch seq d_inner"]) -> Float[Tensor, "batch seq d_model"]:
-        if not self.use_attn_result:
-            return self.out_proj(y)
-        result = self.hook_result(y[..., None] * self.W_O[:, 0])
-        return result.sum(2) + self.b_O
-
     def implied_attention(
         self, x: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch head dest=seq src=seq"]:
-        """The scan's A per channel, signed, without D and gate. d_inner x seq x seq numbers: `read` needs fewer."""
+        """The scan's A per channel, signed, without D and gate. `read` needs less memory."""
         scan = self._parts(x).scan
         return selective_scan.pattern(scan.dt, self.A_log, scan.B, scan.C)
 
     def _parts(self, x: Float[Tensor, "batch seq d_model"]) -> Mamba1Parts:
         """Everything a reading needs, of a whole sequence and without hooks."""
         inner, z = self.in_proj(x).chunk(2, -1)
-        pre, _ = causal_conv.causal_conv(inner, self.conv1d.weight[:, 0], self.conv1d.bias)
-        return Mamba1Parts(
-            mixer=self, inner=inner, pre=pre, scan=self._select(F.silu(pre)), gate=F.silu(z)
-        )
+        pre = self._pre(inner)
+        return Mamba1Parts(mixer=self, inner=inner, pre=pre, scan=self._select(F.silu(pre)), gate=F.silu(z))
 
     def _read(self, x: Tensor, reading: str, units: str) -> Reading:
         return mamba1_reading(self._parts(x), reading, units)
@@ -225,16 +204,11 @@ class Mamba1(Mixer):
     def reset_parameters(self, *, std: float, out_std: float, generator: torch.Generator | None) -> None:
         """Mamba's own scheme; `std` is not used: the projections into the scan are uniform by fan-in.
 
-        "standard": A = 1 .. d_state, dt log-uniform in dt_min .. dt_max. "slow": dt = 0.1 and time constants of 8 .. 512 tokens,
-        log-spaced over the state indices. D = 1.
+        "standard": A = 1 .. d_state, dt log-uniform in dt_min .. dt_max. "slow": dt = 0.1 and time constants
+        of 8 .. 512 tokens, log-spaced over the state indices. D = 1.
         """
         config = self.config
-        for weight in (self.in_proj.weight, self.conv1d.weight):
-            fan_in_uniform(weight, generator=generator)
-        self.out_proj.weight.normal_(0, out_std, generator=generator)
-        for module in (self.in_proj, self.conv1d, self.out_proj):
-            if module.bias is not None:
-                module.bias.zero_()
+        self._reset_block(out_std, generator)
         steps = dt_bias(
             self.d_inner, init=config.init, dt_min=config.dt_min, dt_max=config.dt_max, generator=generator
         )
@@ -247,15 +221,14 @@ class Mamba1(Mixer):
             bound = config.dt_rank**-0.5
             self.dt_proj.weight.uniform_(-bound, bound, generator=generator)
             self.dt_proj.bias.copy_(steps)
-        rates = torch.arange(1.0, self.d_state + 1).log() if config.init == "standard" else slow_A_log(self.d_state)
+        slow = config.init == "slow"
+        rates = slow_A_log(self.d_state) if slow else torch.arange(1.0, self.d_state + 1).log()
         self.A_log.copy_(rates.expand_as(self.A_log))
-        self.D.fill_(1)
 
     def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:
-        """The layer's value path, one unit: in_proj, sum of taps, mean of SiLU's slope factor, mean gate, out_proj."""
+        """The layer as one unit: in_proj, sum of taps, mean sigmoid(pre), mean gate, out_proj."""
         parts = self._parts(x)
-        gain = self.conv1d.weight[:, 0].sum(-1) * torch.sigmoid(parts.pre).mean((0, 1))
-        W_V = self.in_proj.weight[: self.d_inner].T * gain
+        W_V = self.in_proj.weight[: self.d_inner].T * self._tap_gain(parts.pre)
         W_O = parts.gate.mean((0, 1))[:, None] * self.out_proj.weight.T
         return OVFactors(W_V[None], W_O[None], "mean gate, mean sigmoid(pre), sum of the convolution's taps")
 
@@ -263,14 +236,3 @@ class Mamba1(Mixer):
     def W_V(self) -> Float[Tensor, "head d_model 1"]:
         """Value projection by channel (before the convolution)."""
         return self.in_proj.weight[: self.d_inner, :, None]
-
-    @property
-    def W_O(self) -> Float[Tensor, "head 1 d_model"]:
-        """Output projection by channel."""
-        return self.out_proj.weight.T[:, None]
-
-    @property
-    def b_O(self) -> Float[Tensor, " d_model"]:
-        """Output bias."""
-        bias = self.out_proj.bias
-        return self.out_proj.weight.new_zeros(self.d_model) if bias is None else bias

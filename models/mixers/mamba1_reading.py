@@ -1,6 +1,7 @@
-"""Readings of a Mamba-1 layer: the scan alone or the whole block, by layer, state index or cluster of channels.
+"""Readings of a Mamba-1 layer: scan alone or whole block; by layer, state index or cluster of channels.
 
-Block (channel c):  y_c = G_c (A_c + D_c I) Z_c (K_c x_c + b_c 1),  G = diag(SiLU(z)), Z = diag(sigmoid(pre)), because SiLU(x) = x sigmoid(x).
+Block (channel c):  y_c = G_c (A_c + D_c I) Z_c (K_c x_c + b_c 1),  G = diag(SiLU(z)), Z = diag(sigmoid(pre)),
+because SiLU(x) = x sigmoid(x).
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -36,9 +37,7 @@ def mamba1_reading(parts: Mamba1Parts, reading: str, units: str) -> Reading:
     By state index the skip D belongs to no unit: it is part of `constant`.
     """
     mixer, scan = parts.mixer, parts.scan
-    whole = ScanEntries(
-        dt=scan.dt, A_log=mixer.A_log, B=scan.B, C=scan.C, by_state=units == "state"
-    )
+    whole = ScanEntries(dt=scan.dt, A_log=mixer.A_log, B=scan.B, C=scan.C, by_state=units == "state")
     index = _channel_index(whole, units)
     entries: Entries = GroupedEntries(whole=whole, index=index) if units.startswith("cluster") else whole
     if reading == "ssm":

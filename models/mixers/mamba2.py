@@ -3,8 +3,9 @@
     [z xBC dt] = in_proj(input)      [x B C] = SiLU(conv1d(xBC))      dt = softplus(dt + dt_bias)
     y = scan(x, dt, A, B, C) + D x   output = out_proj(RMSNorm(y * SiLU(z)))
 
-Glossary (Dao and Gu 2024, arXiv:2405.21060): A = -exp(A_log) one decay rate per head, B what is written, C what is read (each
-shared by the heads of a group), D the skip, dt step sizes, z the gate. In the hooks q = C, k = B, v = x.
+Glossary (Dao and Gu 2024, arXiv:2405.21060): A = -exp(A_log) one decay rate per head, B what is written, C
+what is read (each shared by the heads of a group), D the skip, dt step sizes, z the gate. In the hooks q = C,
+k = B, v = x.
 """
 
 from dataclasses import dataclass
@@ -15,17 +16,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernels import causal_conv, gated_linear_attention
+from kernels import gated_linear_attention
 from kernels.gated_linear_attention import LinearState
 from kernels.selective_scan import softplus_dt
 from models.config import Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
-from models.mixers.attention import CONV_FORM
-from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, Mixer, OVFactors, has_hooks
-from models.mixers.mamba1 import Mamba1
+from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors, has_hooks
+from models.mixers.mamba import Mamba
 from models.mixers.mamba2_reading import Mamba2Parts, mamba2_reading
-from models.mixers.mamba_init import dt_bias, fan_in_uniform, slow_A_log
+from models.mixers.mamba_init import dt_bias, slow_A_log
 from models.mixers.reading import Reading
 
 
@@ -74,41 +74,41 @@ class GatedNorm(nn.Module):
         return scale.expand_as(groups).flatten(-2) * self.weight
 
 
-class Mamba2(Mixer):
+class Mamba2(Mamba):
     """The Mamba-2 block's mixer.
 
-    `hook_write` (dt x B) and `hook_state`, each [batch head d_head d_state], fire once per position in RECURRENT;
-    `hook.ctx["position"]` tells which. `hook_decay` is the log decay.
+    `hook_write` (dt x B) and `hook_state`, each [batch head d_head d_state], fire once per position in
+    RECURRENT; `hook.ctx["position"]` tells which. `hook_decay` is the log decay.
     """
 
     kind = "mamba2"
-    hook_aliases = Mamba1.hook_aliases
-    block_aliases = Mamba1.block_aliases
 
     def __init__(
         self, config: Mamba2Config, d_model: int, *, n_ctx: int | None = None, rope: RopeConfig | None = None
     ):
         config = config.resolved(d_model)
-        if rope is not None:
-            raise ConfigError("rope is given to a Mamba-2 mixer; accepted: None (it has no rotary positions)")
         if config.n_heads % config.n_groups:
-            raise ConfigError(f"n_groups is {config.n_groups}; accepted: a divisor of n_heads = {config.n_heads}")
-        super().__init__(d_model, config.n_heads, config.d_head, ("ssm", "block"))
-        self.config = config
-        self.d_inner, self.d_state, self.n_groups = config.d_inner, config.d_state, config.n_groups
-        shared = self.n_groups * self.d_state
-        self._conv_widths = (self.d_inner, shared, shared)
-        channels = sum(self._conv_widths)
-        self._in_widths = (self.d_inner, channels, self.n_heads)
-        self.in_proj = nn.Linear(d_model, sum(self._in_widths), bias=config.proj_bias)
-        self.conv1d = nn.Conv1d(
-            channels, channels, config.d_conv, groups=channels, padding=config.d_conv - 1, bias=config.conv_bias
+            raise ConfigError(
+                f"n_groups is {config.n_groups}; accepted: a divisor of n_heads = {config.n_heads}"
+            )
+        shared = config.n_groups * config.d_state
+        conv_widths = (config.d_inner, shared, shared)
+        in_widths = (config.d_inner, sum(conv_widths), config.n_heads)
+        super().__init__(
+            config,
+            d_model,
+            n_heads=config.n_heads,
+            d_head=config.d_head,
+            d_projected=sum(in_widths),
+            d_convolved=sum(conv_widths),
+            rope=rope,
         )
+        self.n_groups = config.n_groups
+        self._conv_widths, self._in_widths = conv_widths, in_widths
         self.dt_bias = nn.Parameter(torch.empty(self.n_heads))
         self.A_log = nn.Parameter(torch.empty(self.n_heads))
         self.D = nn.Parameter(torch.ones(self.n_heads))
         self.norm = GatedNorm(self.d_inner, self.n_groups, config.norm_eps) if config.gated_norm else None
-        self.out_proj = nn.Linear(self.d_inner, d_model, bias=config.proj_bias)
         names = ("conv", "q", "k", "v", "dt", "decay", "gate", "z", "result")
         self._add_hooks(dict.fromkeys((f"hook_{name}" for name in names), ALL_FORMS))
         self._add_hooks({"hook_pattern": PARALLEL_ONLY})
@@ -119,14 +119,7 @@ class Mamba2(Mixer):
     ) -> tuple[Float[Tensor, "batch seq d_model"], Mamba2State]:
         """Output and state; see `Mixer.evaluate`."""
         z, xBC, dt = self.in_proj(x).split(self._in_widths, -1)
-        xBC, conv = causal_conv.causal_conv(
-            xBC,
-            self.conv1d.weight[:, 0],
-            self.conv1d.bias,
-            state=None if state is None else state.conv,
-            silu=True,
-            form=CONV_FORM[form],
-        )
+        xBC, conv = self._convolve(xBC, None if state is None else state.conv, form)
         scan = self._scan_inputs(self.hook_conv(xBC), dt, hooked=True)
         start = 0 if state is None else state.length
         before = None if state is None else state.ssm
@@ -194,13 +187,6 @@ class Mamba2(Mixer):
     def _normed(self, y: Float[Tensor, "batch seq d_inner"]) -> Float[Tensor, "batch seq d_inner"]:
         return y if self.norm is None else self.norm(y)
 
-    def _output(self, y: Float[Tensor, "batch seq d_inner"]) -> Float[Tensor, "batch seq d_model"]:
-        if not self.use_attn_result:
-            return self.out_proj(y)
-        y = y.unflatten(-1, (self.n_heads, self.d_head))
-        result = self.hook_result(torch.einsum("bthd,hdm->bthm", y, self.W_O))
-        return result.sum(2) + self.b_O
-
     def implied_attention(
         self, x: Float[Tensor, "batch seq d_model"]
     ) -> Float[Tensor, "batch head dest=seq src=seq"]:
@@ -211,7 +197,7 @@ class Mamba2(Mixer):
     def _parts(self, x: Float[Tensor, "batch seq d_model"]) -> Mamba2Parts:
         """Everything a reading needs, of a whole sequence and without hooks."""
         z, xBC, dt = self.in_proj(x).split(self._in_widths, -1)
-        pre, _ = causal_conv.causal_conv(xBC, self.conv1d.weight[:, 0], self.conv1d.bias)
+        pre = self._pre(xBC)
         scan = self._scan_inputs(F.silu(pre), dt, hooked=False)
         gate = F.silu(z)
         if self.norm is not None:
@@ -241,31 +227,31 @@ class Mamba2(Mixer):
     def reset_parameters(self, *, std: float, out_std: float, generator: torch.Generator | None) -> None:
         """Mamba-2's own scheme; `std` is not used: the input projection is uniform by fan-in.
 
-        "standard": A uniform in 1 .. 16, dt log-uniform in dt_min .. dt_max. "slow": dt = 0.1 and time constants of 8 .. 512
-        tokens, log-spaced over the heads. D = 1, norm gain 1.
+        "standard": A uniform in 1 .. 16, dt log-uniform in dt_min .. dt_max. "slow": dt = 0.1 and time
+        constants of 8 .. 512 tokens, log-spaced over the heads. D = 1, norm gain 1.
         """
         config = self.config
-        for weight in (self.in_proj.weight, self.conv1d.weight):
-            fan_in_uniform(weight, generator=generator)
-        self.out_proj.weight.normal_(0, out_std, generator=generator)
-        for module in (self.in_proj, self.conv1d, self.out_proj):
-            if module.bias is not None:
-                module.bias.zero_()
+        self._reset_block(out_std, generator)
         self.dt_bias.copy_(
-            dt_bias(self.n_heads, init=config.init, dt_min=config.dt_min, dt_max=config.dt_max, generator=generator)
+            dt_bias(
+                self.n_heads,
+                init=config.init,
+                dt_min=config.dt_min,
+                dt_max=config.dt_max,
+                generator=generator,
+            )
         )
         if config.init == "slow":
             self.A_log.copy_(slow_A_log(self.n_heads))
         else:
             self.A_log.copy_(torch.empty(self.n_heads).uniform_(1, 16, generator=generator).log())
-        self.D.fill_(1)
         if self.norm is not None:
             self.norm.weight.fill_(1)
 
     def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:
-        """Each head's value path: in_proj, sum of taps, mean of SiLU's slope factor, mean gate and norm, out_proj."""
+        """By head: in_proj, sum of taps, mean sigmoid(pre), mean gate and norm, out_proj."""
         parts = self._parts(x)
-        gain = self.conv1d.weight[: self.d_inner, 0].sum(-1) * torch.sigmoid(parts.pre).mean((0, 1))
+        gain = self._tap_gain(parts.pre)
         mean_gate = parts.gate.mean((0, 1)).view(self.n_heads, self.d_head, 1)
         return OVFactors(
             self.W_V * gain.view(self.n_heads, 1, self.d_head),
@@ -273,7 +259,8 @@ class Mamba2(Mixer):
             "mean gate and norm, mean sigmoid(pre), sum of the convolution's taps",
         )
 
-    # Views of the stored parameters (before the convolution); W_Q and W_K repeat a group's for each of its heads.
+    # Views of the stored parameters (before the convolution); W_Q and W_K repeat a group's for each of its
+    # heads.
 
     @property
     def W_Q(self) -> Float[Tensor, "head d_model d_state"]:
@@ -290,17 +277,6 @@ class Mamba2(Mixer):
         """x's projection by head."""
         x = self.in_proj.weight.split(self._in_widths)[1][: self.d_inner]
         return x.view(self.n_heads, self.d_head, self.d_model).transpose(1, 2)
-
-    @property
-    def W_O(self) -> Float[Tensor, "head d_head d_model"]:
-        """Output projection by head."""
-        return self.out_proj.weight.T.unflatten(0, (self.n_heads, self.d_head))
-
-    @property
-    def b_O(self) -> Float[Tensor, " d_model"]:
-        """Output bias."""
-        bias = self.out_proj.bias
-        return self.out_proj.weight.new_zeros(self.d_model) if bias is None else bias
 
     def _shared_weight(self, part: int) -> Tensor:
         rows = self.in_proj.weight.split(self._in_widths)[1].split(self._conv_widths)[part]

@@ -1,7 +1,7 @@
 """Readings of a Mamba-2 layer by head: the scan alone or the whole block.
 
-Block (channel c of head h):  y_c = G_c (A_h + D_h I) Z_c (K_c x_c + b_c 1),  Z = diag(sigmoid(pre)), and G = SiLU(z) times the gated norm's gain
-and scale, frozen at this input.
+Block (channel c of head h):  y_c = G_c (A_h + D_h I) Z_c (K_c x_c + b_c 1),  Z = diag(sigmoid(pre)), and G =
+SiLU(z) times the gated norm's gain and scale, frozen at this input.
 """
 
 from typing import TYPE_CHECKING, NamedTuple
@@ -50,7 +50,9 @@ def mamba2_reading(parts: Mamba2Parts, reading: str) -> Reading:
         taps=taps,
         gate=parts.gate.unflatten(-1, (mixer.n_heads, mixer.d_head)),
         skip=mixer.D[:, None],
-        make_pattern=None if block else lambda: gated_linear_attention.pattern(scan.C, scan.B, **scan.options),
+        make_pattern=None
+        if block
+        else lambda: gated_linear_attention.pattern(scan.C, scan.B, **scan.options),
     )
 
 

@@ -5,10 +5,10 @@ A mixer's output is a sum of contributions of source positions plus a constant,
     output[i] = constant[i] + sum_u sum_{j<=i} c[i,j,u],        c[i,j,u] = y[i,j,u] @ W_out[u]
     y[i,j,u]  = gate[i,u] * sum_l (A[i,j+l,u] + skip[u] [i = j+l]) * taps[l,j,u]
 
-where A is the mixer's implied attention, `taps[l,j]` is what the short convolution puts of source j into the value at
-position j + l (one tap where the sources are the values themselves), `skip` is Mamba's D, and `gate` holds the output
-gate, the weight of the gated norm and its scale, frozen at this input. A unit is a head, a whole layer, a state index or
-a cluster of channels.
+where A is the mixer's implied attention, `taps[l,j]` is what the short convolution puts of source j into the
+value at position j + l (one tap where the sources are the values themselves), `skip` is Mamba's D, and `gate`
+holds the output gate, the weight of the gated norm and its scale, frozen at this input. A unit is a head, a
+whole layer, a state index or a cluster of channels.
 """
 
 from collections.abc import Callable, Iterator
@@ -46,13 +46,15 @@ class Reading:
     """One layer's contributions on one batch of sequences.
 
     Attributes:
-        name: "pattern" (softmax, linear), "ssm" (sources are the scan's inputs) or "block" (sources are the layer's
+        name: "pattern" (softmax, linear), "ssm" (sources are the scan's inputs) or "block" (sources are the
+        layer's
             input positions: convolution, gate and skip composed).
         unit: "head", "layer", "state" or "cluster".
         normalisation: How `weights` are made of contributions: "none", "abs_row" or "contribution".
         W_out: Output map of each unit.
         constant: What no source position of a unit carries (biases; Mamba-1 by state index: also the skip).
-        z_index: Where a unit's d_source entries lie in the flattened [head d_head] of `hook_z`; -1 is padding.
+        z_index: Where a unit's d_source entries lie in the flattened [head d_head] of `hook_z`; -1 is
+        padding.
         entries, taps, gate, skip: See the module's formula. Axes of size 1 stand for "the same for all".
         make_pattern: Computes `pattern`; None where an edge is a vector, not a scalar.
     """
@@ -131,11 +133,13 @@ class Reading:
         *,
         units: list[int] | None = None,
     ) -> Float[Tensor, "batch dest head d_head"]:
-        """`hook_z` with the chosen edges of the chosen units (None: all) taken out; z itself is left as it was.
+        """A copy of `hook_z` with the chosen edges of the chosen units (None: all) taken out.
 
         Each edge is to be named once: naming it twice subtracts it twice.
         """
-        chosen = torch.arange(self.n_units, device=z.device) if units is None else torch.tensor(units).to(z.device)
+        chosen = (
+            torch.arange(self.n_units, device=z.device) if units is None else torch.tensor(units).to(z.device)
+        )
         y = self.z_edges(batch, dest, src)[:, chosen].flatten(1).to(z.dtype)
         index = self.z_index[chosen].flatten()
         kept = index >= 0
@@ -150,8 +154,9 @@ class Reading:
         """The weights that prefix matching uses, for a range of destinations (None: all).
 
         normalisation "none": the pattern as it is. "abs_row": |A| / sum_j |A|. "contribution":
-        norm of c[i,j] / sum_j of it. A row that moves nothing has weights 0. Memory beside the result is bounded by
-        about four times `BLOCK_BYTES`, or one row where that is more: no [channel dest src] tensor is made.
+        norm of c[i,j] / sum_j of it. A row that moves nothing has weights 0. Memory beside the result is
+        bounded by about four times `BLOCK_BYTES`, or one row where that is more: no [channel dest src] tensor
+        is made.
         """
         first, last, _ = (rows or slice(None)).indices(self.n_seq)
         out = self.constant.new_zeros(self.n_batch, self.n_units, max(last - first, 0), self.n_seq)
@@ -218,8 +223,8 @@ class Reading:
     def _norm_factor(self) -> Float[Tensor, "unit d_source width"]:
         """F with |y @ W_out| = |y @ F|, as narrow as W_out's smaller side.
 
-        F is the transposed triangle of W_out's QR decomposition, a square root of its Gram matrix that does not
-        square rounding errors.
+        F is the transposed triangle of W_out's QR decomposition, a square root of its Gram matrix that does
+        not square rounding errors.
         """
         if self.W_out.shape[1] >= self.W_out.shape[2]:
             return self.W_out

@@ -1,4 +1,4 @@
-"""Softmax attention as a mixer: grouped keys and values, window, sink, rotary positions, optional short convolution."""
+"""Softmax attention as a mixer: grouped keys and values, window, sink, rotary positions, convolution."""
 
 import math
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ QK_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxState:
-    """Rotated keys and values seen so far, and the convolution's last inputs; `kv.length` positions were seen."""
+    """Rotated keys and values of the `kv.length` positions seen, and the convolution's last inputs."""
 
     kv: KVState
     conv: Float[Tensor, "batch width_1 channel"] | None = None
@@ -32,8 +32,8 @@ class SoftmaxState:
 class SoftmaxAttention(Attention):
     """Causal softmax attention.
 
-    Order: projection, short convolution (if d_conv), RMS norm per head of queries and keys (if qk_norm), `hook_q|k|v`,
-    rotation (if rope), `hook_rot_q|k`, attention.
+    Order: projection, short convolution (if d_conv), RMS norm per head of queries and keys (if qk_norm),
+    `hook_q|k|v`, rotation (if rope), `hook_rot_q|k`, attention.
     """
 
     kind = "softmax"
@@ -137,9 +137,7 @@ class SoftmaxAttention(Attention):
     def _extended(self, k: Tensor, v: Tensor, kv: KVState | None) -> KVState:
         if kv is None:
             return KVState(k=k, v=v, length=k.shape[1])
-        return KVState(
-            k=torch.cat((kv.k, k), 1), v=torch.cat((kv.v, v), 1), length=kv.length + k.shape[1]
-        )
+        return KVState(k=torch.cat((kv.k, k), 1), v=torch.cat((kv.v, v), 1), length=kv.length + k.shape[1])
 
     def _trimmed(self, kv: KVState) -> KVState:
         """A window needs only the last window - 1 positions."""

@@ -1,6 +1,5 @@
 """What a short convolution puts of each source position into later values: the `taps` of a block reading."""
 
-import torch
 from jaxtyping import Float
 from torch import Tensor
 

@@ -1,5 +1,7 @@
 """Hook points of every mixer: shapes, the forms in which they fire, and that what they return is used."""
 
+import dataclasses
+
 import pytest
 import torch
 from mixer_configs import D_MODEL, MIXER_CONFIGS, build, inputs
@@ -156,7 +158,14 @@ def test_a_state_intervention_reaches_later_tokens(name):
     assert positions == list(range(SEQ))
     plain = mixer(x, Form.RECURRENT)
     assert (y[:, :3] - plain[:, :3]).abs().max() < 1e-12
-    assert (y[:, 4:] - plain[:, 4:]).abs().amin(0).max() > 1e-3
+    _, state = mixer.prefill(x[:, :4], None)
+    if mixer.kind == "linear":
+        forgotten = dataclasses.replace(state.linear, s=torch.zeros_like(state.linear.s))
+        state = dataclasses.replace(state, linear=forgotten)
+    else:
+        state = dataclasses.replace(state, ssm=torch.zeros_like(state.ssm))
+    assert (y[:, 4:] - mixer.prefill(x[:, 4:], state)[0]).abs().max() < 1e-12
+    assert (y[:, 4:] - plain[:, 4:]).abs().max() > 1e-4
 
 
 @pytest.mark.parametrize("name", ["mamba1", "mamba2", "mamba2_groups"])

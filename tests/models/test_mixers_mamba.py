@@ -49,7 +49,7 @@ def start_of(tensors) -> Mamba1State | None:
 
 
 def error(actual: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((actual - expected).abs().max()) / max(1.0, float(expected.abs().max()))
+    return (actual - expected).abs().max().item() / max(1.0, expected.abs().max().item())
 
 
 def test_block_cases_are_there():
@@ -101,7 +101,9 @@ def test_block_case_readings(path):
     constant = tensors["out.block_bias"] @ mixer.out_proj.weight.T
     assert error(reading.constant, constant) < 1e-10
     if "out.contribution" in tensors:
-        batch, dest, src = torch.meshgrid(*(torch.arange(n) for n in (hidden.shape[0], seq, seq)), indexing="ij")
+        batch, dest, src = torch.meshgrid(
+            *(torch.arange(n) for n in (hidden.shape[0], seq, seq)), indexing="ij"
+        )
         got = reading.contribution(batch.flatten(), dest.flatten(), src.flatten())[:, 0]
         assert error(got.view_as(tensors["out.contribution"]), tensors["out.contribution"]) < 1e-10
 
@@ -120,7 +122,13 @@ def test_parity_with_hugging_face_mamba(use_bias):
 
     torch.manual_seed(0)
     config = MambaConfig(
-        hidden_size=24, state_size=5, conv_kernel=4, expand=2, time_step_rank=3, num_hidden_layers=1, use_bias=use_bias
+        hidden_size=24,
+        state_size=5,
+        conv_kernel=4,
+        expand=2,
+        time_step_rank=3,
+        num_hidden_layers=1,
+        use_bias=use_bias,
     )
     theirs = MambaMixer(config, 0).eval()
     ours = MIXERS["mamba1"](Mamba1Config(d_inner=48, d_state=5, dt_rank=3, proj_bias=use_bias), 24)
@@ -146,7 +154,12 @@ def test_parity_with_hugging_face_mamba2(n_groups):
     theirs = Mamba2Mixer(their_config, 0).eval()
     torch.nn.init.normal_(theirs.norm.weight, 1, 0.2)
     config = Mamba2Config(
-        d_inner=48, d_head=12, d_state=6, n_groups=n_groups, proj_bias=True, norm_eps=their_config.layer_norm_epsilon
+        d_inner=48,
+        d_head=12,
+        d_state=6,
+        n_groups=n_groups,
+        proj_bias=True,
+        norm_eps=their_config.layer_norm_epsilon,
     )
     ours = copied(theirs, MIXERS["mamba2"](config, 24))
     x = torch.randn(2, 33, 24)

@@ -1,4 +1,4 @@
-"""Readings are exact: contributions of all sources and the constant sum to the mixer's output, in every unit."""
+"""Readings are exact: all contributions and the constant sum to the mixer's output, in every unit."""
 
 import pytest
 import torch
