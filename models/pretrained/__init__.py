@@ -27,7 +27,9 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str):
     if name not in _HOME:
-        raise AttributeError(f"module 'models.pretrained' has no attribute {name!r}; it has {', '.join(_HOME)}")
+        raise AttributeError(
+            f"module 'models.pretrained' has no attribute {name!r}; it has {', '.join(_HOME)}"
+        )
     return getattr(importlib.import_module(_HOME[name]), name)
 
 

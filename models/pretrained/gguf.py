@@ -55,6 +55,9 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor], dict
         )
     family = FAMILIES[architecture]
     config = _config(family, architecture, fields)
+    embedding = next((tensor for tensor in reader.tensors if tensor.name == "token_embd.weight"), None)
+    if "vocab_size" not in config and embedding is not None:
+        config["vocab_size"] = int(embedding.shape[-1])
     weights = {}
     for tensor in reader.tensors:
         name = _name(family, tensor.name)
@@ -72,8 +75,6 @@ def _config(family: _Family, architecture: str, fields: dict[str, Any]) -> dict[
         if value is not None:
             # float32 in the file: 1e-5 reads 9.999999747e-06, which is what the model was run with.
             config[ours] = value
-    if "vocab_size" not in config and "tokenizer.ggml.tokens" in fields:
-        config["vocab_size"] = len(fields["tokenizer.ggml.tokens"])
     for name in ("bos", "eos"):
         if f"tokenizer.ggml.{name}_token_id" in fields:
             config[f"{name}_token_id"] = fields[f"tokenizer.ggml.{name}_token_id"]
@@ -87,13 +88,17 @@ def _rope_scaling(architecture: str, fields: dict[str, Any]) -> dict[str, Any]:
         return {}
     values = {"rope_type": kind, "factor": factor}
     length = fields.get(f"{architecture}.rope.scaling.original_context_length")
-    return {"rope_scaling": values if length is None else {**values, "original_max_position_embeddings": length}}
+    return {
+        "rope_scaling": values if length is None else {**values, "original_max_position_embeddings": length}
+    }
 
 
 def _llama(config: dict[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     names = [name for name in fields if name.startswith("llama.expert_count") and fields[name]]
     if names:
-        raise UnsupportedArchitecture(f"a llama GGUF with experts ({names[0]} = {fields[names[0]]}) is not read")
+        raise UnsupportedArchitecture(
+            f"a llama GGUF with experts ({names[0]} = {fields[names[0]]}) is not read"
+        )
     return {"hidden_act": "silu", **_rope_scaling("llama", fields)}
 
 
@@ -166,7 +171,9 @@ def _halves(n_heads_key: str) -> Callable[[Tensor, dict[str, Any]], Tensor]:
 
 
 def _by_head(rows: Tensor, config: dict[str, Any]) -> Tensor:
-    return rows.unflatten(0, (3, config["num_attention_heads"], -1)).transpose(0, 1).flatten(0, 2).contiguous()
+    return (
+        rows.unflatten(0, (3, config["num_attention_heads"], -1)).transpose(0, 1).flatten(0, 2).contiguous()
+    )
 
 
 def _turned(matrix: Tensor, config: dict[str, Any]) -> Tensor:
@@ -272,7 +279,11 @@ FAMILIES = {
     "gptneox": _Family(
         "gpt_neox",
         _NEOX_KEYS,
-        {"token_embd": "gpt_neox.embed_in", "output_norm": "gpt_neox.final_layer_norm", "output": "embed_out"},
+        {
+            "token_embd": "gpt_neox.embed_in",
+            "output_norm": "gpt_neox.final_layer_norm",
+            "output": "embed_out",
+        },
         {
             "attn_norm": "input_layernorm",
             "ffn_norm": "post_attention_layernorm",

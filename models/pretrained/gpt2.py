@@ -82,9 +82,7 @@ def entries(config: LanguageModelConfig) -> list[Entry]:
 
 def fitted(config: LanguageModelConfig) -> LanguageModelConfig:
     mixers = plain_softmax(config, "GPT-2", grouped=False)
-    scales = {mixer.scale for mixer in mixers}
-    if not scales <= {None, 1.0} or len(scales) > 1:
-        raise ConfigError(f"GPT-2 has the scale 1/sqrt(d_head) or 1, not {sorted(scales, key=str)}")
+    _scale_flags(mixers)
     if (config.norm, config.positions) not in (("layer", "learned"), ("layer", "none")):
         raise ConfigError(
             f"GPT-2 has norm 'layer' and learned positions, not norm {config.norm!r} and positions "
@@ -101,8 +99,28 @@ def fitted(config: LanguageModelConfig) -> LanguageModelConfig:
     )
 
 
+def _scale_flags(mixers: tuple[SoftmaxAttentionConfig, ...]) -> tuple[bool, bool]:
+    """`scale_attn_weights` and `scale_attn_by_inverse_layer_idx` of these mixers.
+
+    Raises:
+        ConfigError: their scales are none that these two can say.
+    """
+    usual = mixers[0].d_head ** -0.5
+    scales = [usual if mixer.scale is None else mixer.scale for mixer in mixers]
+    for weights in (True, False):
+        for by_layer in (False, True):
+            base = usual if weights else 1.0
+            if scales == [base / (layer + 1) if by_layer else base for layer in range(len(scales))]:
+                return weights, by_layer
+    raise ConfigError(
+        f"GPT-2 scales attention with 1/sqrt(d_head) or 1, or these over layer + 1; this model has scale = {scales}"
+    )
+
+
 def write_config(config: LanguageModelConfig) -> dict:
     first = config.mixers[0]
+    mixers = tuple(mixer.resolved(config.d_model) for mixer in config.mixers)
+    scaled, by_layer = _scale_flags(mixers)
     return {
         "n_embd": config.d_model,
         "n_head": first.n_heads,
@@ -111,7 +129,8 @@ def write_config(config: LanguageModelConfig) -> dict:
         "n_inner": config.mlp.d_mlp,
         "activation_function": config.mlp.act,
         "layer_norm_epsilon": config.norm_eps,
-        "scale_attn_weights": first.scale is None,
+        "scale_attn_weights": scaled,
+        "scale_attn_by_inverse_layer_idx": by_layer,
     }
 
 
@@ -119,6 +138,7 @@ GPT2 = Architecture(
     model_type="gpt2",
     hf_class="GPT2LMHeadModel",
     prefix="transformer.",
+    renamed={},
     ignored=(".attn.bias", ".attn.masked_bias"),
     read_config=read_config,
     entries=entries,

@@ -1,6 +1,5 @@
 """GPT-NeoX and Pythia: partial rotary positions, LayerNorm with bias, parallel residual stream; q, k, v by head."""
 
-import torch
 from torch import Tensor
 
 from models.config import LanguageModelConfig, MLPConfig, SoftmaxAttentionConfig
@@ -28,7 +27,9 @@ def read_config(keys: Keys) -> LanguageModelConfig:
         n_ctx=n_ctx,
         mixers=(SoftmaxAttentionConfig(n_heads=n_heads, qkv_bias=bias, out_bias=bias),) * n_layers,
         mlp=MLPConfig(
-            d_mlp=keys.integer("intermediate_size"), act=keys.one_of("hidden_act", ACTIVATIONS, "gelu"), bias=True
+            d_mlp=keys.integer("intermediate_size"),
+            act=keys.one_of("hidden_act", ACTIVATIONS, "gelu"),
+            bias=True,
         ),
         norm="layer",
         norm_eps=keys.number("layer_norm_eps", 1e-5),
@@ -56,7 +57,9 @@ def entries(config: LanguageModelConfig) -> list[Entry]:
             table.append(same(f"{ours}{norm}.b", f"{theirs}{name}.bias"))
         for kind in ("weight", "bias")[: 2 if mixer.qkv_bias else 1]:
             table.append(
-                by_head(f"{ours}attn.in_proj.{kind}", f"{theirs}attention.query_key_value.{kind}", mixer.n_heads)
+                by_head(
+                    f"{ours}attn.in_proj.{kind}", f"{theirs}attention.query_key_value.{kind}", mixer.n_heads
+                )
             )
             table.append(same(f"{ours}attn.out_proj.{kind}", f"{theirs}attention.dense.{kind}"))
         for part, name in (("in", "dense_h_to_4h"), ("out", "dense_4h_to_h")):
@@ -119,6 +122,7 @@ GPT_NEOX = Architecture(
     model_type="gpt_neox",
     hf_class="GPTNeoXForCausalLM",
     prefix="gpt_neox.",
+    renamed={"lm_head.": "embed_out."},
     ignored=(".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq"),
     read_config=read_config,
     entries=entries,

@@ -105,6 +105,7 @@ LLAMA = Architecture(
     model_type="llama",
     hf_class="LlamaForCausalLM",
     prefix="model.",
+    renamed={},
     ignored=(".rotary_emb.inv_freq",),
     read_config=read_config,
     entries=entries,

@@ -129,18 +129,29 @@ def load_opened(
             state[ours].copy_(tensor)
             filled.add(ours)
     if filled != set(state):
-        raise ConfigError(f"{where}: no weights for {sorted(set(state) - filled)[0]!r}: its table is incomplete")
+        raise ConfigError(
+            f"{where}: no weights for {sorted(set(state) - filled)[0]!r}: its table is incomplete"
+        )
     model.source = _source(opened, dtype, name, revision)
     return model.to(device).eval()
 
 
-def _source(opened: OpenedModel, dtype: torch.dtype, name: str | None, revision: str | None) -> PretrainedSource:
+def _source(
+    opened: OpenedModel, dtype: torch.dtype, name: str | None, revision: str | None
+) -> PretrainedSource:
     config, given = opened.config, opened.keys.values.get("bos_token_id")
     notes = []
     if given is not None and config.bos is None:
         notes.append(f"bos_token_id {given} is outside the vocabulary of {config.d_vocab}: no BOS")
-    if opened.architecture.model_type.startswith("mamba") and "max_position_embeddings" not in opened.keys.values:
-        notes.append(f"the files give no context length: n_ctx = {config.n_ctx} is assumed (nothing is cut there)")
+    if (
+        opened.architecture.model_type.startswith("mamba")
+        and "max_position_embeddings" not in opened.keys.values
+    ):
+        notes.append(
+            f"the files give no context length: n_ctx = {config.n_ctx} is assumed (nothing is cut there)"
+        )
+    if config.rope is not None and (config.rope.scaling or {}).get("type") == "dynamic":
+        notes.append(f"dynamic rotary scaling: sequences longer than {config.n_ctx} are not rescaled")
     return PretrainedSource(
         path=name or str(opened.path),
         revision=revision,
@@ -174,8 +185,9 @@ def _full_names(weights: Weights, architecture: Architecture) -> dict[str, Store
         if any(name.endswith(ending) for ending in architecture.ignored):
             continue
         full = name if name.startswith((prefix, *heads)) else prefix + name
-        # The first Mamba checkpoints had this name.
-        renamed[full.replace("backbone.embedding.", "backbone.embeddings.")] = tensor
+        for old, new in architecture.renamed.items():
+            full = new + full.removeprefix(old) if full.startswith(old) else full
+        renamed[full] = tensor
     return renamed
 
 
@@ -189,8 +201,12 @@ def _check_leftover(opened: OpenedModel, entries: list[Entry], where: str) -> No
             stored = opened.weights
             same = stored[head].shape == stored[embedding].shape if embedding in stored else False
             if not same or not torch.equal(stored[head].load(), stored[embedding].load()):
-                raise CheckpointError(f"{where}: tie_word_embeddings is true, but {head} differs from the embedding")
+                raise CheckpointError(
+                    f"{where}: tie_word_embeddings is true, but {head} differs from the embedding"
+                )
             left.remove(head)
     if left:
         more = f" and {len(left) - 1} more" if len(left) > 1 else ""
-        raise CheckpointError(f"{where}: tensor {left[0]!r}{more} has no place in the model that its configuration describes")
+        raise CheckpointError(
+            f"{where}: tensor {left[0]!r}{more} has no place in the model that its configuration describes"
+        )

@@ -56,7 +56,9 @@ def _shared(keys: Keys) -> dict:
     }
 
 
-def _model(keys: Keys, d_model: int, mixer: Mamba1Config | Mamba2Config, *, tied: bool) -> LanguageModelConfig:
+def _model(
+    keys: Keys, d_model: int, mixer: Mamba1Config | Mamba2Config, *, tied: bool
+) -> LanguageModelConfig:
     n_layers, d_vocab = keys.integer("num_hidden_layers"), keys.integer("vocab_size")
     return LanguageModelConfig(
         d_model=d_model,
@@ -110,7 +112,9 @@ def _parameters(mixer: Mamba1Config | Mamba2Config) -> list[str]:
 def _fitted(config: LanguageModelConfig, kind: str, name: str) -> LanguageModelConfig:
     kinds = sorted({mixer.kind for mixer in config.mixers})
     if kinds != [kind] or len({mixer.to_dict().__repr__() for mixer in config.mixers}) > 1:
-        raise ConfigError(f"{name} has the same {kind} mixer in every layer; this model has {', '.join(kinds)}")
+        raise ConfigError(
+            f"{name} has the same {kind} mixer in every layer; this model has {', '.join(kinds)}"
+        )
     if config.mlp is not None or (config.norm, config.positions) != ("rms", "none"):
         raise ConfigError(
             f"{name} has no MLP, norm 'rms' and no positions; this model has {'an' if config.mlp else 'no'} MLP, norm "
@@ -118,7 +122,13 @@ def _fitted(config: LanguageModelConfig, kind: str, name: str) -> LanguageModelC
         )
     if config.unembed_bias:
         raise ConfigError(f"{name} has no unembedding bias; this model has one")
-    return config.replace(mixers=tuple(mixer.resolved(config.d_model) for mixer in config.mixers))
+    config = config.replace(mixers=tuple(mixer.resolved(config.d_model) for mixer in config.mixers))
+    if config.mixers[0].d_inner % config.d_model:
+        raise ConfigError(
+            f"{name} has d_inner a multiple of d_model; this model has d_inner = {config.mixers[0].d_inner} and "
+            f"d_model = {config.d_model}"
+        )
+    return config
 
 
 def fitted_mamba1(config: LanguageModelConfig) -> LanguageModelConfig:
@@ -144,7 +154,7 @@ def _written(config: LanguageModelConfig) -> dict:
     return {
         "hidden_size": config.d_model,
         "num_hidden_layers": config.n_layers,
-        "expand": mixer.d_inner / config.d_model if mixer.d_inner % config.d_model else mixer.d_inner // config.d_model,
+        "expand": mixer.d_inner // config.d_model,
         "state_size": mixer.d_state,
         "conv_kernel": mixer.d_conv,
         "use_conv_bias": mixer.conv_bias,
@@ -176,6 +186,7 @@ MAMBA = Architecture(
     model_type="mamba",
     hf_class="MambaForCausalLM",
     prefix="backbone.",
+    renamed={"backbone.embedding.": "backbone.embeddings."},
     ignored=(),
     read_config=read_mamba1,
     entries=entries,
@@ -186,6 +197,7 @@ MAMBA2 = Architecture(
     model_type="mamba2",
     hf_class="Mamba2ForCausalLM",
     prefix="backbone.",
+    renamed={"backbone.embedding.": "backbone.embeddings."},
     ignored=(),
     read_config=read_mamba2,
     entries=entries,

@@ -37,6 +37,7 @@ class Architecture:
     Attributes:
         model_type, hf_class: `model_type` and `architectures[0]` of its config.json.
         prefix: What a checkpoint of the bare model (without its head) leaves out at the start of names.
+        renamed: Other beginnings of names that files have, and those that the tables use.
         ignored: Endings of names that hold no weights (masks, frequencies).
         read_config: Its configuration -> ours. `entries`: Our configuration -> the name table.
         fitted: Our configuration -> the same model as this architecture has it: biases that it always has (they
@@ -47,6 +48,7 @@ class Architecture:
     model_type: str
     hf_class: str
     prefix: str
+    renamed: Mapping[str, str]
     ignored: tuple[str, ...]
     read_config: Callable[[Keys], LanguageModelConfig]
     entries: Callable[[LanguageModelConfig], list[Entry]]
@@ -98,7 +100,9 @@ def read_state(entries: list[Entry], weights: Weights, shapes: Mapping[str, Tens
         stored = [weights[name].load() for name in entry.theirs]
         for name, tensor in zip(entry.theirs, stored, strict=True):
             if not tensor.is_floating_point():
-                raise CheckpointError(f"{where}: tensor {name!r} holds {weights[name].dtype}; accepted: floats")
+                raise CheckpointError(
+                    f"{where}: tensor {name!r} holds {weights[name].dtype}; accepted: floats"
+                )
             if not bool(torch.isfinite(tensor.sum() if tensor.dtype.itemsize > 2 else tensor.float().sum())):
                 _check_finite(tensor, name, where)
         yield from zip(entry.ours, entry.read(*stored), strict=True)

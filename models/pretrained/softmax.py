@@ -28,8 +28,12 @@ def plain_softmax(
     for mixer in mixers:
         for option, off in UNUSED.items():
             if getattr(mixer, option) != off:
-                raise ConfigError(f"{name} has no {option}; this model has {option} = {getattr(mixer, option)!r}")
-        if not grouped and (mixer.n_kv_heads != mixer.n_heads or mixer.n_heads * mixer.d_head != config.d_model):
+                raise ConfigError(
+                    f"{name} has no {option}; this model has {option} = {getattr(mixer, option)!r}"
+                )
+        if not grouped and (
+            mixer.n_kv_heads != mixer.n_heads or mixer.n_heads * mixer.d_head != config.d_model
+        ):
             raise ConfigError(
                 f"{name} has as many key heads as query heads, together as wide as the model; this model has "
                 f"{mixer.n_heads}, {mixer.n_kv_heads} and d_head = {mixer.d_head} at d_model = {config.d_model}"
@@ -43,7 +47,9 @@ def usual_scale(mixers: tuple[SoftmaxAttentionConfig, ...], name: str) -> None:
     """Raises ConfigError where attention is not scaled with 1/sqrt(d_head)."""
     for mixer in mixers:
         if mixer.scale not in (None, mixer.d_head**-0.5):
-            raise ConfigError(f"{name} scales attention with 1/sqrt(d_head); this model has scale = {mixer.scale}")
+            raise ConfigError(
+                f"{name} scales attention with 1/sqrt(d_head); this model has scale = {mixer.scale}"
+            )
 
 
 def attention_only_mlp(*, act: str, gated: bool) -> MLPConfig:
@@ -51,9 +57,7 @@ def attention_only_mlp(*, act: str, gated: bool) -> MLPConfig:
     return MLPConfig(d_mlp=1, act=act, gated=gated, bias=False)
 
 
-def half_layout(
-    weight: Tensor, rope: RopeConfig, n_heads: int, n_kv_heads: int, d_head: int
-) -> Tensor:
+def half_layout(weight: Tensor, rope: RopeConfig, n_heads: int, n_kv_heads: int, d_head: int) -> Tensor:
     """Rows of `in_proj` (weight or bias) of a model with adjacent rotary pairs, as a model with half pairs has them.
 
     The same permutation of the entries of each query and key head: their products, and so the patterns, stay equal.

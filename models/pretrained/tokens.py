@@ -39,7 +39,9 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
         CheckpointError: a tokenizer file that cannot be read. Its absence is no error.
     """
     path = folder / "tokenizer.json"
-    settings = read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    settings = (
+        read_json(folder / "tokenizer_config.json") if (folder / "tokenizer_config.json").is_file() else {}
+    )
     roles = {name: _text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
     roles = {name: text for name, text in roles.items() if text is not None}
     adds_bos = settings.get("add_bos_token")
@@ -86,9 +88,13 @@ def gguf_vocabulary(fields: dict[str, Any]) -> Vocabulary:
     if tokens is None:
         return Vocabulary(tokenizer=None, origin="none: the file holds no tokens", **found)
     if model != "gpt2" or split not in SPLIT_DIGITS:
-        return Vocabulary(tokenizer=None, origin=f"none: GGUF tokenizer {model!r} with split {split!r} is not read", **found)
+        return Vocabulary(
+            tokenizer=None, origin=f"none: GGUF tokenizer {model!r} with split {split!r} is not read", **found
+        )
     merges = [tuple(merge.split(" ")) for merge in fields["tokenizer.ggml.merges"]]
-    tokenizer = _byte_level({token: ident for ident, token in enumerate(tokens)}, merges, digits=SPLIT_DIGITS[split])
+    tokenizer = _byte_level(
+        {token: ident for ident, token in enumerate(tokens)}, merges, digits=SPLIT_DIGITS[split]
+    )
     _mark_special(tokenizer, [tokens[ident] for ident in found["special"]])
     return Vocabulary(tokenizer=tokenizer, origin=f"GGUF header ({model}, split {split})", **found)
 

@@ -54,7 +54,9 @@ def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
         found |= _tensors(path)
     for name, file in placed.items():
         if name not in found:
-            raise CheckpointError(f"{folder}: the index places tensor {name!r} in {file!r}, which does not hold it")
+            raise CheckpointError(
+                f"{folder}: the index places tensor {name!r} in {file!r}, which does not hold it"
+            )
     return found
 
 
@@ -101,7 +103,9 @@ def _shards(folder: Path) -> dict[str, str]:
     except (ValueError, KeyError, TypeError, AttributeError):
         valid = False
     if not valid:
-        raise CheckpointError(f"{index[0]}: not an index of shards (accepted: JSON with weight_map: tensor -> file)")
+        raise CheckpointError(
+            f"{index[0]}: not an index of shards (accepted: JSON with weight_map: tensor -> file)"
+        )
     return placed
 
 
@@ -112,7 +116,9 @@ def _single(folder: Path) -> str:
     if len(files) == 1:
         return files[0]
     if files:
-        raise CheckpointError(f"{folder}: {len(files)} safetensors files without an index: {', '.join(files[:3])}, ...")
+        raise CheckpointError(
+            f"{folder}: {len(files)} safetensors files without an index: {', '.join(files[:3])}, ..."
+        )
     names = [path.name for path in folder.iterdir()]
     if pickled_files(names):
         raise pickled_only(str(folder), names)
