@@ -1,6 +1,7 @@
 """Configuration of an experiment: model, data, optimiser, training, checkpoints, evaluation and three seeds.
 
-`ExperimentConfig.to_dict()` is what `run.json` holds. `with_settings` applies `--set key=value` pairs by dotted key.
+`ExperimentConfig.to_dict()` is what `run.json` holds. `with_settings` applies `--set key=value` pairs by
+dotted key.
 """
 
 import json
@@ -27,7 +28,8 @@ class Seeds(_Config):
 
 @dataclass(frozen=True, kw_only=True)
 class OptimiserConfig(_Config):
-    """AdamW with linear warm-up, then a constant rate or a cosine that ends at `final_lr_fraction` of the peak.
+    """AdamW with linear warm-up, then a constant rate or a cosine that ends at `final_lr_fraction` of the
+    peak.
 
     Weight decay acts on matrices only: never on norms, biases, A_log, D or dt.
     """
@@ -54,9 +56,10 @@ class OptimiserConfig(_Config):
 class TrainingConfig(_Config):
     """Length and shape of training.
 
-    `batch` is the global number of sequences of one update; it is split over processes and over `accumulation` parts.
-    `precision` "auto" is bfloat16 autocast on CUDA and float32 elsewhere. `cuda_graph` captures the whole step on CUDA.
-    `threads` sets torch's CPU threads (None leaves them): results are bit-identical only at equal threads.
+    `batch` is the global number of sequences of one update; it is split over processes and over
+    `accumulation` parts. `precision` "auto" is bfloat16 autocast on CUDA and float32 elsewhere. `cuda_graph`
+    captures the whole step on CUDA. `threads` sets torch's CPU threads (None leaves them): results are
+    bit-identical only at equal threads.
     """
 
     steps: int
@@ -75,18 +78,17 @@ class TrainingConfig(_Config):
             self.batch % self.accumulation == 0, "accumulation", f"a divisor of batch = {self.batch}"
         )
         self._require(self.threads is None or self.threads > 0, "threads", "a positive number or None")
-        self._require(
-            not (self.cuda_graph and self.accumulation > 1), "accumulation", "1 with cuda_graph"
-        )
+        self._require(not (self.cuda_graph and self.accumulation > 1), "accumulation", "1 with cuda_graph")
         self._require(not (self.cuda_graph and self.compile), "compile", "False with cuda_graph")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointConfig(_Config):
-    """Which steps are saved: 0, the last, `log_spaced` steps between, and every `every`-th of each dense window.
+    """Which steps are saved: 0, the last, `log_spaced` steps between, and every `every`-th of each dense
+    window.
 
-    `windows` holds (start, stop, every), all inclusive. `training_state` "last" removes the optimiser state of earlier
-    checkpoints once a later one is safe on disk.
+    `windows` holds (start, stop, every), all inclusive. `training_state` "last" removes the optimiser state
+    of earlier checkpoints once a later one is safe on disk.
     """
 
     log_spaced: int = 12
@@ -98,7 +100,8 @@ class CheckpointConfig(_Config):
         for start, stop, every in self.windows:
             if not 0 <= start <= stop or every < 1:
                 raise ConfigError(
-                    f"CheckpointConfig.windows has {[start, stop, every]}; accepted: 0 <= start <= stop, every >= 1"
+                    f"CheckpointConfig.windows has {[start, stop, every]}; "
+                    "accepted: 0 <= start <= stop, every >= 1"
                 )
 
 
@@ -139,7 +142,9 @@ class ExperimentConfig(_Config):
 
 
 def flattened(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Dotted keys of nested JSON values; entries of lists of dictionaries are numbered (`model.mixers.0.n_heads`)."""
+    """Dotted keys of nested JSON values; entries of lists of dictionaries are numbered
+    (`model.mixers.0.n_heads`).
+    """
     if isinstance(values, dict) and values:
         items = values.items()
     elif isinstance(values, list) and values and isinstance(values[0], dict):
@@ -183,7 +188,11 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
     branches = {key.rsplit(".", n)[0] for key in flat for n in range(1, key.count(".") + 1)}
     if key not in flat and key not in branches:
         by_last_part = [k for k in flat if k.rsplit(".", 1)[-1] == key]
-        hint = f"; did you mean {', '.join(by_last_part[:3])}?" if by_last_part else closest(key, [*flat, *branches])
+        hint = (
+            f"; did you mean {', '.join(by_last_part[:3])}?"
+            if by_last_part
+            else closest(key, [*flat, *branches])
+        )
         raise ConfigError(f"no setting {key!r}{hint}")
     *parents, last = key.split(".")
     node: Any = values

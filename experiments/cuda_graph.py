@@ -16,7 +16,8 @@ _WARM_UP = 3
 class GraphedStep:
     """`step(tokens, weights)` makes one update, with the same arithmetic as the eager step.
 
-    The learning rate must be a tensor in the optimiser's groups, and the optimiser capturable. Shapes are fixed.
+    The learning rate must be a tensor in the optimiser's groups, and the optimiser capturable. Shapes are
+    fixed.
     """
 
     def __init__(
@@ -41,7 +42,9 @@ class GraphedStep:
             self._loss, self._norm = self._body()
 
     def __call__(self, tokens: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One update; returns the loss before it and the gradient's norm, both overwritten by the next call."""
+        """One update; returns the loss before it and the gradient's norm, both overwritten by the next
+        call.
+        """
         self._tokens.copy_(tokens, non_blocking=True)
         self._weights.copy_(weights, non_blocking=True)
         self._graph.replay()

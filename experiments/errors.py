@@ -1,4 +1,6 @@
-"""What can go wrong while training, apart from bad configurations (ConfigError) and checkpoints (CheckpointError)."""
+"""What can go wrong while training, apart from bad configurations (ConfigError) and checkpoints
+(CheckpointError).
+"""
 
 
 class TrainingError(RuntimeError):

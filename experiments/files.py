@@ -8,7 +8,8 @@ TEMPORARY = ".tmp-"
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write to a temporary sibling, fsync, rename. On any error the sibling is removed and `path` is as it was.
+    """Write to a temporary sibling, fsync, rename. On any error the sibling is removed and `path` is as it
+    was.
 
     Raises:
         OSError: the data could not be written (a full disk, say).

@@ -28,7 +28,9 @@ def loss_weights(batch: Batch) -> Float[np.ndarray, "batch seq-1"]:
     return scored / max(scored.sum(), 1)
 
 
-def autocast(device: torch.device, precision: str, *, cached: bool = True) -> contextlib.AbstractContextManager:
+def autocast(
+    device: torch.device, precision: str, *, cached: bool = True
+) -> contextlib.AbstractContextManager:
     """bfloat16 autocast where `precision` asks for it ("auto": on CUDA), else nothing."""
     if precision == "bf16" or (precision == "auto" and device.type == "cuda"):
         return torch.autocast(device.type, torch.bfloat16, cache_enabled=cached)
@@ -42,9 +44,9 @@ def evaluate(
     """Losses on held-out windows, in nats.
 
     Returns:
-        `held_out_loss_nats` over the scored tokens · `held_out_repeat_loss_nats` over the repeated ones (tasks that mark
-        them) · `held_out_in_context_learning_nats`, mean loss over the last tenth of places minus that over the tenth
-        around place 0.1 seq (negative: the context helps).
+        `held_out_loss_nats` over the scored tokens · `held_out_repeat_loss_nats` over the repeated ones
+        (tasks that mark them) · `held_out_in_context_learning_nats`, mean loss over the last tenth of places
+        minus that over the tenth around place 0.1 seq (negative: the context helps).
     """
     parts = []
     for start in range(0, len(held_out.tokens), batch):

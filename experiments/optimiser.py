@@ -25,7 +25,9 @@ def is_decayed(name: str, parameter: nn.Parameter) -> bool:
 def build_optimiser(
     model: nn.Module, config: OptimiserConfig, device: torch.device, *, capturable: bool = False
 ) -> torch.optim.AdamW:
-    """AdamW over the model's parameters; on CUDA the rate is a tensor, so that a captured step can follow a schedule."""
+    """AdamW over the model's parameters; on CUDA the rate is a tensor, so that a captured step can follow a
+    schedule.
+    """
     decayed, free = [], []
     for name, parameter in model.named_parameters():
         (decayed if is_decayed(name, parameter) else free).append(parameter)
@@ -55,7 +57,9 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
 
 
 def clip_gradients(model: nn.Module, clip: float) -> torch.Tensor:
-    """Scale the gradients to a total norm of at most `clip` (0: leave them); returns the norm before, a scalar."""
+    """Scale the gradients to a total norm of at most `clip` (0: leave them); returns the norm before, a
+    scalar.
+    """
     return nn.utils.clip_grad_norm_(model.parameters(), clip if clip else math.inf)
 
 
@@ -88,7 +92,9 @@ def load_state_tensors(
     for name, (key, parameter) in expected.items():
         value = tensors[name]
         if key != "step" and value.shape != parameter.shape:
-            raise CheckpointError(f"{name} has shape {tuple(value.shape)}, the model's is {tuple(parameter.shape)}")
+            raise CheckpointError(
+                f"{name} has shape {tuple(value.shape)}, the model's is {tuple(parameter.shape)}"
+            )
         if key != "step" or on_device:
             value = value.to(parameter.device)
         optimiser.state[parameter][key] = value.clone()

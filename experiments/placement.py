@@ -36,7 +36,9 @@ class Placement:
             ConfigError: the batch does not divide evenly.
         """
         if batch % self.n_processes:
-            raise ConfigError(f"training.batch is {batch}; accepted: a multiple of the {self.n_processes} processes")
+            raise ConfigError(
+                f"training.batch is {batch}; accepted: a multiple of the {self.n_processes} processes"
+            )
         rows = batch // self.n_processes
         return self.rank * rows, (self.rank + 1) * rows
 
@@ -75,7 +77,9 @@ def place(device: str = "auto") -> Placement:
         raise ConfigError("device is 'cuda', but torch finds no CUDA device; accepted here: auto, cpu")
     cuda = device != "cpu" and torch.cuda.is_available()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        return Placement(device=torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu"))
+        return Placement(
+            device=torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
+        )
     try:
         from accelerate import Accelerator
     except ImportError as error:

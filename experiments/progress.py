@@ -61,7 +61,9 @@ class TensorBoard(Progress):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise TrainingError("--tensorboard needs the package tensorboard, which is not installed") from error
+            raise TrainingError(
+                "--tensorboard needs the package tensorboard, which is not installed"
+            ) from error
         self._folder, self._writer_class = folder, SummaryWriter
 
     def __enter__(self) -> "TensorBoard":

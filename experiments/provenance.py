@@ -40,7 +40,9 @@ def _versions() -> dict[str, str]:
 
 
 def _git_commit() -> str | None:
-    """The commit of the source tree, with `+` where tracked files differ from it; None outside a repository."""
+    """The commit of the source tree, with `+` where tracked files differ from it; None outside a
+    repository.
+    """
     root = Path(__file__).resolve().parent.parent
     if not (root / ".git").exists():
         return None

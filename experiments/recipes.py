@@ -1,4 +1,6 @@
-"""What the named runs have in common: models and tasks of one size, so that a run's file says only what is its own."""
+"""What the named runs have in common: models and tasks of one size, so that a run's file says only what is
+its own.
+"""
 
 from experiments.config import (
     CheckpointConfig,

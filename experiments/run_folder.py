@@ -48,7 +48,7 @@ class RunFolder:
         self._clean()
         if self.path.is_dir() and (found := sorted(p.name for p in self.path.iterdir())):
             raise CheckpointError(
-                f"{self.path} is not empty (it holds {found[0]}); give an empty folder, or --resume to continue"
+                f"{self.path} is not empty (it holds {found[0]}); give an empty folder, or --resume"
             )
         try:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -98,7 +98,9 @@ class RunFolder:
         Raises:
             CheckpointError: the disk is full or not writable; earlier checkpoints are intact.
         """
-        extra: dict[str, Any] = {"training.json": json.dumps({"format": FORMAT, "step": step, **record}) + "\n"}
+        extra: dict[str, Any] = {
+            "training.json": json.dumps({"format": FORMAT, "step": step, **record}) + "\n"
+        }
         if state:
             extra["training.safetensors"] = state
         if tokenizer_json is not None:

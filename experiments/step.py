@@ -1,5 +1,6 @@
 """One update, eager, compiled or captured as a CUDA graph."""
 
+
 from collections.abc import Callable
 
 import torch
@@ -10,7 +11,7 @@ from experiments.objective import autocast, token_losses
 from experiments.optimiser import clip_gradients
 from experiments.placement import Placement
 
-# (tokens, weights) of this process's rows -> (its part of the loss in nats, the gradient's norm before clipping).
+# (tokens, weights) of this process's rows -> (its part of the loss in nats, the gradient's norm).
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
@@ -54,7 +55,9 @@ def _eager_step(
         tokens = tokens.to(device, non_blocking=True)
         weights = weights.to(device, non_blocking=True)
         optimiser.zero_grad(set_to_none=True)
-        parts = list(zip(tokens.chunk(training.accumulation), weights.chunk(training.accumulation), strict=True))
+        parts = list(
+            zip(tokens.chunk(training.accumulation), weights.chunk(training.accumulation), strict=True)
+        )
         loss = torch.zeros((), device=device)
         for part in parts[:-1]:
             with placement.without_sync(parallel):

@@ -47,7 +47,9 @@ def byte_tokenizer_json() -> str:
 
 
 def train_bpe(texts: Iterable[str], d_vocab: int) -> str:
-    """`tokenizer.json` of a byte-level BPE with at most `d_vocab` entries: the separator, 256 bytes, merges."""
+    """`tokenizer.json` of a byte-level BPE with at most `d_vocab` entries: the separator, 256 bytes,
+    merges.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
@@ -85,15 +87,20 @@ def encode_bpe(
 
 
 def tokenizer_beside(path: Path) -> str | None:
-    """The text of `tokenizer.json` next to a token file: `NAME.tokenizer.json`, else `tokenizer.json`; None without."""
-    for candidate in (path.with_name(f"{path.name.split('.')[0]}.tokenizer.json"), path.with_name("tokenizer.json")):
+    """The text of `tokenizer.json` next to a token file: `NAME.tokenizer.json`, else `tokenizer.json`; None
+    without.
+    """
+    for candidate in (
+        path.with_name(f"{path.name.split('.')[0]}.tokenizer.json"),
+        path.with_name("tokenizer.json"),
+    ):
         if candidate.is_file():
             return candidate.read_text("utf-8")
     return None
 
 
 def _byte_characters() -> list[str]:
-    # GPT-2's printable stand-in for each byte: itself where printable, else the next free code point from 256.
+    # GPT-2's printable stand-in for each byte: itself where printable, else the next code point from 256.
     printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
     characters, spare = [], 256
     for byte in range(256):

@@ -1,7 +1,8 @@
 """The training loop: update, measure, save, resume.
 
-Batches are a function of (seed, step), nothing random happens in between, and a checkpoint holds weights and optimiser
-state: so a run that was killed and resumed gives the same weights, bit for bit, on a CPU with as many threads.
+Batches are a function of (seed, step), nothing random happens in between, and a checkpoint holds weights and
+optimiser state: so a run that was killed and resumed gives the same weights, bit for bit, on a CPU with as
+many threads.
 """
 
 import math
@@ -32,10 +33,13 @@ from models.language_model import LanguageModel
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """Where the run lies, and its last record of metrics.jsonl."""
+    """Where the run lies, its last record of metrics.jsonl, and whether this is the process that wrote
+    them.
+    """
 
     path: Path
     record: dict[str, Any]
+    is_main: bool
 
 
 def train(
@@ -71,9 +75,7 @@ def train(
 
 
 class _Run:
-    def __init__(
-        self, config: ExperimentConfig, folder: RunFolder, placement: Placement, progress: Progress
-    ):
+    def __init__(self, config: ExperimentConfig, folder: RunFolder, placement: Placement, progress: Progress):
         self.config, self.folder, self.placement, self.progress = config, folder, placement, progress
         self.rows = placement.part(config.training.batch)
         self.steps = config.training.steps
@@ -81,7 +83,9 @@ class _Run:
         self.record: dict[str, Any] = {}
         self.tokenizer_json: str | None = None
         if config.training.cuda_graph and (placement.device.type != "cuda" or placement.n_processes > 1):
-            raise ConfigError("training.cuda_graph is true; accepted: only on one CUDA device, in one process")
+            raise ConfigError(
+                "training.cuda_graph is true; accepted: only on one CUDA device, in one process"
+            )
 
     # Opening.
 
@@ -150,7 +154,7 @@ class _Run:
                 if at_checkpoint or self.step % self.config.training.log_every == 0:
                     self._measure(window, at_checkpoint)
         self.placement.wait()
-        return TrainingResult(path=self.folder.path, record=self.record)
+        return TrainingResult(path=self.folder.path, record=self.record, is_main=self.placement.is_main)
 
     def _advance(self) -> tuple[Tensor, Tensor]:
         batch = self.task.batch(self.step)
@@ -168,8 +172,8 @@ class _Run:
             latest = self.folder.latest()
             where = f"; checkpoints up to step {latest[0]} are intact" if latest else ""
             raise TrainingError(
-                f"the loss is {loss:g} and the gradient's norm {norm:g} by step {self.step}: lower optimiser.lr "
-                f"(now {self.config.optimiser.lr:g}) or lengthen optimiser.warmup_steps{where}"
+                f"the loss is {loss:g} and the gradient's norm {norm:g} by step {self.step}: "
+                f"lower optimiser.lr (now {self.config.optimiser.lr:g}) or raise optimiser.warmup_steps{where}"
             )
         per_step = self.config.training.batch * self.config.data.seq
         self.wall_s += seconds
@@ -225,7 +229,9 @@ class _Run:
 
 
 class _Window:
-    """Mean loss, last gradient norm and time since the last record; a device is waited for only at its end."""
+    """Mean loss, last gradient norm and time since the last record; a device is waited for only at its
+    end.
+    """
 
     def __init__(self, placement: Placement):
         self._placement = placement

@@ -1,7 +1,7 @@
 """What models are trained on: five synthetic tasks and real text, one interface.
 
-A task gives `batch(step)` for training and `held_out(n)` for evaluation. Both are pure functions of the seeds, so that
-training resumes exactly from a step number: no generator state is kept.
+A task gives `batch(step)` for training and `held_out(n)` for evaluation. Both are pure functions of the
+seeds, so that training resumes exactly from a step number: no generator state is kept.
 """
 
 from experiments.data.batch import Batch, Task

@@ -17,7 +17,8 @@ class Batch:
     """Sequences and two masks, both about the token *at* a position (predicted from those before it).
 
     `scored` marks the tokens that the training loss counts (None: all but the first).
-    `repeated` marks the tokens that an earlier copy in the same sequence determines (None: unknown for this task).
+    `repeated` marks the tokens that an earlier copy in the same sequence determines (None: unknown for this
+    task).
     """
 
     tokens: Int[np.ndarray, "batch seq"]
@@ -39,9 +40,7 @@ Sampler = Callable[[DataConfig, int, np.random.Generator], Batch]
 class Task:
     """A synthetic task: `batch(step)` and `held_out(n)`, each a function of seed and argument alone."""
 
-    def __init__(
-        self, config: DataConfig, sampler: Sampler, *, batch: int, data_seed: int, eval_seed: int
-    ):
+    def __init__(self, config: DataConfig, sampler: Sampler, *, batch: int, data_seed: int, eval_seed: int):
         self.config, self.batch_size = config, batch
         self._sampler, self._data_seed, self._eval_seed = sampler, data_seed, eval_seed
 

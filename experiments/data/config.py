@@ -5,7 +5,7 @@
 | `periodic` | distinct random tokens, tiled with a random period |
 | `segment_copy` | uniform noise in which one random segment occurs twice |
 | `markov` | a chain whose transition matrix is drawn anew for every sequence |
-| `recall` | key-value pairs, then queries for them (multi-query associative recall); only answers are scored |
+| `recall` | key-value pairs, then queries (multi-query associative recall); only answers are scored |
 | `iid` | independent tokens: nothing to learn in context |
 | `text` | windows of real text |
 """
@@ -57,7 +57,9 @@ class PeriodicConfig(DataConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentCopyConfig(DataConfig):
-    """Uniform noise; a segment of uniform length in [segment_min, segment_max] occurs at two random places."""
+    """Uniform noise; a segment of uniform length in [segment_min, segment_max] occurs at two random
+    places.
+    """
 
     kind: Literal["segment_copy"] = "segment_copy"
     seq: int
@@ -89,8 +91,9 @@ class MarkovConfig(DataConfig):
 class RecallConfig(DataConfig):
     """Multi-query associative recall. Keys are the lower half of the vocabulary, values the upper half.
 
-    `n_pairs` pairs come first; each key is asked once later, its value right after it, the gaps drawn from a power law
-    with exponent `gap_power` - 1 (small: early). The rest is filled with random tokens. Source: Zoology, arXiv:2312.04927.
+    `n_pairs` pairs come first; each key is asked once later, its value right after it, the gaps drawn from a
+    power law with exponent `gap_power` - 1 (small: early). The rest is filled with random tokens. Source:
+    Zoology, arXiv:2312.04927.
     """
 
     kind: Literal["recall"] = "recall"
@@ -103,7 +106,9 @@ class RecallConfig(DataConfig):
         super()._check()
         self._require(self.n_pairs >= 1, "n_pairs", "a positive number")
         self._require(4 * self.n_pairs <= self.seq, "n_pairs", f"at most a quarter of seq = {self.seq}")
-        self._require(2 * self.n_pairs <= self.d_vocab, "n_pairs", f"at most half of d_vocab = {self.d_vocab}")
+        self._require(
+            2 * self.n_pairs <= self.d_vocab, "n_pairs", f"at most half of d_vocab = {self.d_vocab}"
+        )
         self._require(self.gap_power > 0, "gap_power", "a positive number")
 
 

@@ -7,9 +7,11 @@ from experiments.data.config import MarkovConfig
 
 
 def sample_markov(config: MarkovConfig, n: int, rng: np.random.Generator) -> Batch:
-    """`n` chains of `d_vocab` states; rows of each transition matrix are Dirichlet(alpha), the first state is uniform.
+    """`n` chains of `d_vocab` states; rows of each transition matrix are Dirichlet(alpha), the first state
+    is uniform.
 
-    Source: Edelman et al. 2024, arXiv:2402.11004. Differs: the first state is not drawn from the stationary law.
+    Source: Edelman et al. 2024, arXiv:2402.11004. Differs: the first state is not drawn from the stationary
+    law.
     """
     rows = rng.gamma(config.alpha, size=(n, config.d_vocab, config.d_vocab))
     rows = np.maximum(rows, np.finfo(np.float64).tiny)

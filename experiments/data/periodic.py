@@ -9,8 +9,8 @@ from experiments.data.config import PeriodicConfig
 def sample_periodic(config: PeriodicConfig, n: int, rng: np.random.Generator) -> Batch:
     """`n` sequences; from the second copy on, every token is determined by the one `period` places before.
 
-    Because the tokens of a period are distinct, "the least recently used token" predicts as well as induction does:
-    use segment copy for claims about induction.
+    Because the tokens of a period are distinct, "the least recently used token" predicts as well as
+    induction does: use segment copy for claims about induction.
     """
     order = rng.permuted(np.broadcast_to(np.arange(config.d_vocab), (n, config.d_vocab)), axis=1)
     period = rng.integers(config.period_min, config.period_max + 1, (n, 1))

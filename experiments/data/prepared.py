@@ -1,10 +1,12 @@
-"""Prepare a text corpus once for a run: tokens of training and held-out documents in files, and their tokenizer.
+"""Prepare a text corpus once for a run: tokens of training and held-out documents in files, and their
+tokenizer.
 
 ```
-OUT/corpus/train.bin  held_out.bin  tokenizer.json  corpus.json        uint16, little-endian; corpus.json written last
+OUT/corpus/train.bin  held_out.bin  tokenizer.json  corpus.json        uint16, little-endian; corpus.json
+written last
 ```
-A pretokenised corpus (`tokens="file"`) is read where it lies; `corpus.json` keeps its SHA-256 so that a resumed run sees
-the same tokens.
+A pretokenised corpus (`tokens="file"`) is read where it lies; `corpus.json` keeps its SHA-256 so that a
+resumed run sees the same tokens.
 """
 
 import hashlib
@@ -120,11 +122,15 @@ def _from_token_file(config: TextConfig, folder: Path) -> Corpus:
     tokens = load_tokens(path)
     largest = int(tokens.max())
     if largest >= config.d_vocab:
-        raise ConfigError(f"{str(path)!r} has token {largest}; accepted: below data.d_vocab = {config.d_vocab}")
+        raise ConfigError(
+            f"{str(path)!r} has token {largest}; accepted: below data.d_vocab = {config.d_vocab}"
+        )
     digest = hashlib.sha256(memoryview(tokens).cast("B")).hexdigest()
     kept = folder / "corpus.json"
     if kept.is_file() and (old := json.loads(kept.read_text("utf-8"))["sha256"]) != digest:
-        raise CheckpointError(f"{str(path)!r} is not the corpus this run began with: SHA-256 {old[:12]} -> {digest[:12]}")
+        raise CheckpointError(
+            f"{str(path)!r} is not the corpus this run began with: SHA-256 {old[:12]} -> {digest[:12]}"
+        )
     cut = _cut(path, tokens, config.held_out)
     if not kept.is_file():
         folder.mkdir(parents=True, exist_ok=True)
@@ -134,7 +140,9 @@ def _from_token_file(config: TextConfig, folder: Path) -> Corpus:
 
 
 def _cut(path: Path, tokens: np.ndarray, share: float) -> int:
-    """Where the held-out tokens begin: as `NAME.corpus.json` says, else the last share, from a document's start."""
+    """Where the held-out tokens begin: as `NAME.corpus.json` says, else the last share, from a document's
+    start.
+    """
     beside = path.with_name(f"{path.name.split('.')[0]}.corpus.json")
     if beside.is_file():
         return int(json.loads(beside.read_text("utf-8"))["train_tokens"])

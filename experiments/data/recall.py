@@ -7,11 +7,12 @@ from experiments.data.config import RecallConfig
 
 
 def sample_recall(config: RecallConfig, n: int, rng: np.random.Generator) -> Batch:
-    """`n` sequences: `n_pairs` pairs, then each key once more with its value right after it; random filler between.
+    """`n` sequences: `n_pairs` pairs, then each key once more with its value right after it; random filler
+    between.
 
-    Only the answers (values after a repeated key) are scored. Filler tokens are values, so no key but the asked ones
-    occurs twice. Source: Zoology, arXiv:2312.04927, MQAR. Differs: filler is drawn from the values instead of zeros
-    or all tokens, so a key has one value only.
+    Only the answers (values after a repeated key) are scored. Filler tokens are values, so no key but the
+    asked ones occurs twice. Source: Zoology, arXiv:2312.04927, MQAR. Differs: filler is drawn from the
+    values instead of zeros or all tokens, so a key has one value only.
     """
     n_keys = config.d_vocab // 2
     n_values = config.d_vocab - n_keys

@@ -26,7 +26,7 @@ class TextTask:
         for name, tokens in (("training", train), ("held-out", held_out)):
             if len(tokens) < config.seq:
                 raise ConfigError(
-                    f"the {name} text has {len(tokens)} tokens; data.seq = {config.seq} needs at least that many"
+                    f"the {name} text has {len(tokens)} tokens; accepted: at least data.seq = {config.seq}"
                 )
         self.config, self.batch_size = config, batch
         self._train, self._held_out = train, held_out
@@ -39,7 +39,9 @@ class TextTask:
         return Batch(tokens=_windows(self._train, starts, self.config.seq))
 
     def held_out(self, n: int) -> Batch:
-        """`n` held-out windows, not overlapping while there is room; `repeated` marks tokens of a repeated bigram."""
+        """`n` held-out windows, not overlapping while there is room; `repeated` marks tokens of a repeated
+        bigram.
+        """
         seq = self.config.seq
         rng = np.random.default_rng([self._eval_seed, HELD_OUT])
         room = len(self._held_out) // seq
@@ -64,7 +66,8 @@ def bigram_hits(tokens: Int[np.ndarray, "batch seq"]) -> Bool[np.ndarray, "batch
 
 
 def load_tokens(path: Path) -> UInt16[np.ndarray, " tokens"]:
-    """Tokens of a `.bin` (raw little-endian uint16) or `.npy` file, memory-mapped; of `.bin.xz` and `.npy.xz`, read whole.
+    """Tokens of a `.bin` (raw little-endian uint16) or `.npy` file, memory-mapped; of `.bin.xz` and
+    `.npy.xz`, read whole.
 
     Raises:
         ConfigError: no such file, another kind of file, or no tokens in it.
@@ -77,7 +80,11 @@ def load_tokens(path: Path) -> UInt16[np.ndarray, " tokens"]:
         if name.endswith(".npy"):
             tokens = _numpy_tokens(path, packed)
         elif name.endswith(".bin") or packed:
-            tokens = np.frombuffer(_unpacked(path), dtype="<u2") if packed else np.memmap(path, dtype="<u2", mode="r")
+            tokens = (
+                np.frombuffer(_unpacked(path), dtype="<u2")
+                if packed
+                else np.memmap(path, dtype="<u2", mode="r")
+            )
         else:
             raise ConfigError(f"token file {str(path)!r}; accepted: .bin (uint16), .npy, and either as .xz")
     except (ValueError, EOFError, OSError) as error:
@@ -86,7 +93,8 @@ def load_tokens(path: Path) -> UInt16[np.ndarray, " tokens"]:
         raise ConfigError(f"token file {str(path)!r} cannot be read: {error}") from error
     if tokens.ndim != 1 or tokens.dtype != np.uint16 or not len(tokens):
         raise ConfigError(
-            f"token file {str(path)!r} holds {tokens.dtype} {tokens.shape}; accepted: one axis of uint16, not empty"
+            f"token file {str(path)!r} holds {tokens.dtype} {tokens.shape}; "
+            "accepted: one axis of uint16, not empty"
         )
     return tokens
 

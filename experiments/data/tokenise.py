@@ -1,7 +1,8 @@
 """Tokenise a corpus for a machine that only trains: `python -m experiments.data.tokenise --out NAME.bin.xz`.
 
-Writes NAME.bin.xz (uint16, training documents first, held-out ones last), NAME.tokenizer.json and NAME.corpus.json
-(where the held-out tokens begin). Train on it with `--set data.tokens=file --set data.path=NAME.bin.xz`.
+Writes NAME.bin.xz (uint16, training documents first, held-out ones last), NAME.tokenizer.json and
+NAME.corpus.json (where the held-out tokens begin). Train on it with `--set data.tokens=file --set
+data.path=NAME.bin.xz`.
 """
 
 import argparse
@@ -12,7 +13,9 @@ from pathlib import Path
 from models.errors import ConfigError
 
 
-def tokenise(path: str | None, out: Path, *, d_vocab: int, held_out: float, max_bytes: int | None) -> dict[str, int]:
+def tokenise(
+    path: str | None, out: Path, *, d_vocab: int, held_out: float, max_bytes: int | None
+) -> dict[str, int]:
     """Write the three files; returns the counts of training and held-out tokens.
 
     Raises:
@@ -30,7 +33,9 @@ def tokenise(path: str | None, out: Path, *, d_vocab: int, held_out: float, max_
     if not out.name.endswith((".bin", ".bin.xz")):
         raise ConfigError(f"--out is {str(out)!r}; accepted: a name that ends in .bin or .bin.xz")
     kind = "bytes" if d_vocab == 256 else "bpe"
-    config = TextConfig(seq=2, path=path, tokens=kind, d_vocab=d_vocab, held_out=held_out, max_bytes=max_bytes)
+    config = TextConfig(
+        seq=2, path=path, tokens=kind, d_vocab=d_vocab, held_out=held_out, max_bytes=max_bytes
+    )
     train, test = split_texts(config, 0)
     tokenizer = byte_tokenizer_json() if kind == "bytes" else train_bpe(train, d_vocab)
     parts = []
@@ -48,11 +53,19 @@ def tokenise(path: str | None, out: Path, *, d_vocab: int, held_out: float, max_
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m experiments.data.tokenise", description=__doc__.splitlines()[0])
-    parser.add_argument("path", nargs="?", help="a file or a folder (default: this Python's standard library)")
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.data.tokenise", description=__doc__.splitlines()[0]
+    )
+    parser.add_argument(
+        "path", nargs="?", help="a file or a folder (default: this Python's standard library)"
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="NAME.bin.xz")
-    parser.add_argument("--d-vocab", type=int, default=8192, help="entries of the BPE; 256 is bytes (default 8192)")
-    parser.add_argument("--held-out", type=float, default=0.05, help="share of held-out documents (default 0.05)")
+    parser.add_argument(
+        "--d-vocab", type=int, default=8192, help="entries of the BPE; 256 is bytes (default 8192)"
+    )
+    parser.add_argument(
+        "--held-out", type=float, default=0.05, help="share of held-out documents (default 0.05)"
+    )
     parser.add_argument("--max-bytes", type=int, help="use only so much text")
     options = parser.parse_args(arguments)
     try:
@@ -66,7 +79,9 @@ def main(arguments: list[str] | None = None) -> int:
     except (ConfigError, OSError) as error:
         print(f"tokenise: {error}", file=sys.stderr)
         return 1
-    print(f"{options.out}: {counts['train_tokens']:,} training and {counts['held_out_tokens']:,} held-out tokens")
+    print(
+        f"{options.out}: {counts['train_tokens']:,} training tokens, {counts['held_out_tokens']:,} held-out"
+    )
     return 0
 
 

@@ -1,0 +1,140 @@
+"""`train-lm RUN --out DIR`: train a named run or a configuration file. Exit 0 done, 1 a named error, 2
+usage.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+DESCRIPTION = "Train a small language model and keep its checkpoints."
+EPILOG = """\
+RUN is a named run (train-lm --list), a .py file holding CONFIG, or a .json file as in run.json.
+Several processes: accelerate launch -m experiments.cli RUN --out DIR, or torchrun -m experiments.cli ...
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.list:
+        return _print_runs()
+    if options.run is None or options.out is None:
+        parser.error("RUN and --out DIR are needed (or --list)")
+    from models.errors import ConfigError
+
+    try:
+        name, config = _configured(options)
+    except ConfigError as error:
+        print(f"train-lm: {error}", file=sys.stderr)
+        return 2
+    return _train(name, config, options)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="train-lm",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a named run, or a .py or .json file")
+    parser.add_argument("--out", metavar="DIR", type=Path, help="run folder, new or empty")
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in --out")
+    parser.add_argument(
+        "--set",
+        metavar="KEY=VALUE",
+        action="append",
+        default=[],
+        dest="settings",
+        help="change a setting, e.g. optimiser.lr=1e-3 (repeatable)",
+    )
+    parser.add_argument("--steps", type=int, metavar="N", help="the same as --set training.steps=N")
+    parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
+    parser.add_argument("--tensorboard", action="store_true", help="also log to DIR/tensorboard")
+    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--list", action="store_true", help="print the named runs and end")
+    return parser
+
+
+def _print_runs() -> int:
+    from experiments.runs import load_run, run_names
+
+    names = run_names()
+    width = max(map(len, names))
+    for name in names:
+        print(f"{name:<{width}}  {load_run(name).description}")
+    return 0
+
+
+def _configured(options: argparse.Namespace):
+    from experiments.config import with_settings
+    from experiments.runs import find_run
+
+    name, config = find_run(options.run)
+    settings = list(options.settings)
+    if options.steps is not None:
+        settings.append(f"training.steps={options.steps}")
+    return name, with_settings(config, settings)
+
+
+def _train(name: str, config, options: argparse.Namespace) -> int:
+    from experiments.errors import TrainingError
+    from experiments.train import train
+    from models.errors import CheckpointError, ConfigError
+
+    try:
+        result = train(
+            config,
+            options.out,
+            name=name,
+            resume=options.resume,
+            device=options.device,
+            progress=_progress(name, config, options),
+        )
+    except (ConfigError, CheckpointError, TrainingError) as error:
+        print(f"train-lm: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"train-lm: {error.strerror or error}: {error.filename or options.out}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(
+            f"train-lm: stopped; --resume goes on from the last checkpoint in {options.out}", file=sys.stderr
+        )
+        return 130
+    if result.is_main and not options.quiet:
+        print(_closing_line(result))
+    return 0
+
+
+def _progress(name: str, config, options: argparse.Namespace):
+    import os
+
+    from experiments.progress import Bar, Progress, Several, TensorBoard
+
+    if os.environ.get("RANK", "0") != "0":
+        return Progress()
+    parts = []
+    if options.tensorboard:
+        parts.append(TensorBoard(options.out / "tensorboard"))
+    if not options.quiet:
+        parts.append(Bar(name, config.training.steps))
+    return Several(*parts)
+
+
+def _closing_line(result) -> str:
+    record = result.record
+    parts = [f"step {record['step']}", f"{record['tokens']:,} tokens", f"{record['wall_s']:.0f} s"]
+    for key, words in (
+        ("held_out_loss_nats", "held-out loss"),
+        ("held_out_repeat_loss_nats", "at repeated tokens"),
+        ("held_out_in_context_learning_nats", "in-context learning"),
+    ):
+        if key in record:
+            parts.append(f"{words} {record[key]:.3f} nats")
+    return f"{result.path}: {' · '.join(parts)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

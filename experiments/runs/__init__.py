@@ -1,0 +1,71 @@
+"""Named runs: one file a run, holding a CONFIG. `periodic_softmax.py` is the run `periodic-softmax`.
+
+A run of one's own is a file of the same form anywhere: `train-lm my_run.py --out DIR`.
+"""
+
+import importlib
+import importlib.util
+import json
+from pathlib import Path
+
+from experiments.config import ExperimentConfig
+from models.errors import ConfigError, closest
+
+_FOLDER = Path(__file__).parent
+
+
+def run_names() -> list[str]:
+    """All named runs, sorted."""
+    return sorted(p.stem.replace("_", "-") for p in _FOLDER.glob("*.py") if p.stem != "__init__")
+
+
+def load_run(name: str) -> ExperimentConfig:
+    """The configuration of a named run.
+
+    Raises:
+        ConfigError: no run has this name (with the closest matches).
+    """
+    if name not in run_names():
+        raise ConfigError(f"no run named {name!r}{closest(name, run_names())} (train-lm --list shows all)")
+    return importlib.import_module(f"experiments.runs.{name.replace('-', '_')}").CONFIG
+
+
+def find_run(run: str) -> tuple[str, ExperimentConfig]:
+    """Name and configuration of a named run, a `.py` file holding CONFIG, or a `.json` file.
+
+    A `.json` file is a configuration, or a whole run.json.
+
+    Raises:
+        ConfigError: nothing there, or not a configuration.
+    """
+    path = Path(run)
+    if path.suffix not in (".py", ".json"):
+        return run, load_run(run)
+    if not path.is_file():
+        raise ConfigError(f"no file {run!r}")
+    return path.stem.replace("_", "-"), _from_python(path) if path.suffix == ".py" else _from_json(path)
+
+
+def _from_python(path: Path) -> ExperimentConfig:
+    spec = importlib.util.spec_from_file_location(f"_run_{path.stem}", path)
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    config = getattr(module, "CONFIG", None)
+    if not isinstance(config, ExperimentConfig):
+        raise ConfigError(f"{path} holds no CONFIG that is an ExperimentConfig")
+    return config
+
+
+def _from_json(path: Path) -> ExperimentConfig:
+    try:
+        values = json.loads(path.read_text("utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON: {error}") from error
+    if isinstance(values, dict) and isinstance(values.get("config"), dict):
+        values = values["config"]
+    return ExperimentConfig.from_dict(values)
