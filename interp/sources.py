@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,20 +15,31 @@ from torch import Tensor
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject, Subject
 
-ACCEPTED = "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, or a .gguf file"
+ACCEPTED = (
+    "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a folder of its "
+    "revisions, or a .gguf file"
+)
+# owner/name on the Hugging Face hub, perhaps with @revision.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint that is not loaded yet. `open` loads it; `weight_files` are what its identity is hashed from."""
+    """A checkpoint that is not loaded yet.
+
+    `open` loads it; `weight_files` are what its identity is hashed from, unless `identity` computes it.
+    """
 
     step: int
     tokens: int | None
     weight_files: tuple[Path, ...]
     open: Callable[[], Subject]
+    identity: Callable[[], str | None] | None = None
 
     def sha256(self) -> str | None:
         """Hash of the weights as they lie on disk; None for a model in memory."""
+        if self.identity is not None:
+            return self.identity()
         if not self.weight_files:
             return None
         digest = hashlib.sha256()
@@ -40,28 +52,39 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a path holds: its checkpoints in step order, and the run's own evaluation windows where it has them."""
+    """What a path holds: its checkpoints in step order, and the run's own evaluation windows where it has them.
+
+    `lenient`: steps that are missing, or whose files cannot be read, are named in the report instead of ending it
+    (series of revisions that others made).
+    """
 
     path: str
     checkpoints: tuple[Checkpoint, ...]
     windows: Int[Tensor, "window seq"] | None = None
     windows_from: str | None = None
+    notes: tuple[str, ...] = ()
+    lenient: bool = False
 
-    def at_steps(self, steps: "Sequence[int] | str | None") -> Iterator[Checkpoint]:
-        """The checkpoints that `steps` selects (see `select_steps`)."""
-        chosen = set(select_steps([checkpoint.step for checkpoint in self.checkpoints], steps))
+    def at_steps(
+        self, steps: "Sequence[int] | str | None", missing: list[int] | None = None
+    ) -> Iterator[Checkpoint]:
+        """The checkpoints that `steps` selects; `missing` as in `select_steps`."""
+        chosen = set(select_steps([checkpoint.step for checkpoint in self.checkpoints], steps, missing))
         return (checkpoint for checkpoint in self.checkpoints if checkpoint.step in chosen)
 
 
-def select_steps(available: Sequence[int], steps: "Sequence[int] | str | None") -> list[int]:
+def select_steps(
+    available: Sequence[int], steps: "Sequence[int] | str | None", missing: list[int] | None = None
+) -> list[int]:
     """The steps that a selection names.
 
     Args:
         steps: None or `all`; `last`; numbers; or text of numbers and ranges `low:high` (both ends included, either
             may be missing), with commas between.
+        missing: Takes the numbers that there is no checkpoint of; None refuses them.
 
     Raises:
-        DetectionError: the text is none of these, or names a step that there is not.
+        DetectionError: the text is none of these, or names a step that there is not, or nothing is left.
     """
     if steps is None or steps == "all":
         return list(available)
@@ -78,16 +101,23 @@ def select_steps(available: Sequence[int], steps: "Sequence[int] | str | None") 
                 f"steps {part!r}: accepted are all, last, numbers, and ranges low:high, with commas between"
             ) from None
         found = [step for step in available if ends[0] <= step <= ends[1]] if colon else [ends[0]]
+        if missing is not None and not colon and ends[0] not in available:
+            missing.append(ends[0])
+            continue
         if not found or not set(found) <= set(available):
             raise DetectionError(f"no checkpoint at steps {part}; there are: {', '.join(map(str, available))}")
         chosen |= set(found)
+    if not chosen:
+        raise DetectionError(f"no checkpoint at steps {steps}; there are: {', '.join(map(str, available))}")
     return sorted(chosen)
 
 
 def open_source(
-    target: Any, *, device: str = "cpu", bos: int | None | str = "auto"
+    target: Any, *, device: str = "cpu", bos: int | None | str = "auto", steps: Any = None
 ) -> Source:
-    """What stands at a path; or a LanguageModel, a TransformerBridge or a Subject, as a source of one checkpoint.
+    """What stands at a path or hub name; or a LanguageModel, TransformerBridge or Subject, as a source of one checkpoint.
+
+    `steps` decides for a hub name whether its series of revisions is meant.
 
     Raises:
         DetectionError, models.CheckpointError, models.ConfigError: nothing there that can be read.
@@ -96,11 +126,15 @@ def open_source(
         return _in_memory(target, bos)
     path = Path(target)
     if not path.exists():
-        raise DetectionError(f"{path} does not exist; accepted: {ACCEPTED}")
+        if isinstance(target, str) and _HUB_NAME.fullmatch(target):
+            from interp.foreign import hub_source
+
+            return hub_source(target, steps=steps, device=device, bos=bos)
+        raise DetectionError(f"{path} does not exist; accepted: {ACCEPTED}, or an owner/name[@revision] on the hub")
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise DetectionError(f"{path} is a file of another kind; accepted: {ACCEPTED}")
-        return _hugging_face(path, (path,), device, bos)
+        return _hugging_face(path, device, bos)
     return _folder(path, device, bos)
 
 
@@ -115,15 +149,17 @@ def _folder(path: Path, device: str, bos: int | None | str) -> Source:
     if steps:
         return _series(path, device, bos)
     if ggufs:
-        return _hugging_face(ggufs[0], (ggufs[0],), device, bos)
+        return _hugging_face(ggufs[0], device, bos)
     if not config.exists():
+        from interp.foreign import foreign_series
+
+        revisions = foreign_series(path, device=device, bos=bos)
+        if revisions is not None:
+            return revisions
         empty = "is empty" if not any(path.iterdir()) else "holds no model"
         raise DetectionError(f"{path} {empty}; accepted: {ACCEPTED}")
     if "model_type" in _read_json(config) and "format" not in _read_json(config):
-        weights = tuple(sorted(path.glob("*.safetensors")))
-        if not weights:
-            raise DetectionError(f"{path} holds no .safetensors weights (pickled weights are never loaded)")
-        return _hugging_face(path, weights, device, bos)
+        return _hugging_face(path, device, bos)
     checkpoint = _checkpoint(path, _step_of(path), device, bos)
     windows, windows_from = _windows(path.parent)
     return Source(path=str(path), checkpoints=(checkpoint,), windows=windows, windows_from=windows_from)
@@ -141,7 +177,7 @@ def _checkpoint(folder: Path, step: int, device: str, bos: int | None | str) -> 
     def load() -> Subject:
         from models.checkpoint import load_model
 
-        return _subject(load_model(folder, device=device), bos)
+        return read_by(load_model(folder, device=device), bos)
 
     training = folder / "training.json"
     tokens = _read_json(training).get("tokens") if training.exists() else None
@@ -150,23 +186,19 @@ def _checkpoint(folder: Path, step: int, device: str, bos: int | None | str) -> 
     return Checkpoint(step=step, tokens=tokens, weight_files=files, open=load)
 
 
-def _subject(model: Any, bos: int | None | str) -> Subject:
+def read_by(model: Any, bos: int | None | str) -> Subject:
+    """A LanguageModel as a subject; `bos` other than "auto" replaces its own."""
     subject = LanguageModelSubject(model)
     if bos != "auto":
+        subject.special = (subject.special - {subject.bos}) | ({bos} if bos is not None else set())
         subject.bos = bos
-        subject.special = frozenset() if bos is None else frozenset({bos})
     return subject
 
 
-def _hugging_face(path: Path, weights: tuple[Path, ...], device: str, bos: int | None | str) -> Source:
-    def load() -> Subject:
-        from interp.bridge_subject import open_bridge
+def _hugging_face(path: Path, device: str, bos: int | None | str) -> Source:
+    from interp.foreign import foreign_checkpoint
 
-        return open_bridge(path, device=device, bos=bos)
-
-    return Source(
-        path=str(path), checkpoints=(Checkpoint(step=0, tokens=None, weight_files=weights, open=load),)
-    )
+    return Source(path=str(path), checkpoints=(foreign_checkpoint(path, step=0, device=device, bos=bos),))
 
 
 def _in_memory(model: Any, bos: int | None | str) -> Source:
@@ -177,7 +209,7 @@ def _in_memory(model: Any, bos: int | None | str) -> Source:
             from interp.bridge_subject import BridgeSubject
 
             return BridgeSubject(model, bos=None if bos == "auto" else bos, tokenizer=model.tokenizer)
-        return _subject(model, bos)
+        return read_by(model, bos)
 
     return Source(
         path=type(model).__name__, checkpoints=(Checkpoint(step=0, tokens=None, weight_files=(), open=load),)

@@ -41,8 +41,10 @@ class Subject(abc.ABC):
         special: Ids that a probe leaves out.
         tokenizer: Object with `encode` and `decode`, or None.
         centred_norm: The norms are LayerNorms, which take the mean out of the residual stream.
+        origin: For models of other projects: what their files say, and which reader read them.
     """
 
+    origin: dict[str, Any] | None = None
     mixers: tuple[str, ...]
     n_heads: int
     n_ctx: int
@@ -68,8 +70,8 @@ class Subject(abc.ABC):
         look: Look,
         *,
         units: str | None = None,
-    ) -> Float[Tensor, "batch seq d_vocab"]:
-        """One forward pass, which returns the logits; `look` is called for every layer, in order.
+    ) -> None:
+        """One pass through the layers; `look` is called for each of them, in order.
 
         `units` are those of Mamba-1 mixers (`state`, `cluster:K`, `layer`); other mixers have heads.
         """
@@ -167,7 +169,9 @@ class LanguageModelSubject(Subject):
         self.n_heads = model.cfg.n_heads
         self.n_ctx, self.d_vocab, self.bos = config.n_ctx, config.d_vocab, config.bos
         self.tokenizer = model.tokenizer
-        self.special = frozenset() if config.bos is None else frozenset({config.bos})
+        source = getattr(model, "source", None)
+        self.origin = None if source is None else {"reader": "own", **source.to_dict()}
+        self.special = frozenset([] if source is None else source.special) | ({config.bos} - {None})
         self.centred_norm = config.norm == "layer"
         self.device = model.cfg.device
 
@@ -178,14 +182,14 @@ class LanguageModelSubject(Subject):
     @torch.inference_mode()
     def visit(
         self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
-    ) -> Float[Tensor, "batch seq d_vocab"]:
+    ) -> None:
         inputs: list[Tensor] = []
         handles = [
             block.attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
             for block in self.model.blocks
         ]
         try:
-            logits = self.model(tokens)
+            self.model(tokens, stop_at_layer=self.n_layers)
         finally:
             for handle in handles:
                 handle.remove()
@@ -197,7 +201,6 @@ class LanguageModelSubject(Subject):
             look(
                 LayerView(layer=layer, readings=readings, W_V=factors.W_V, W_O=factors.W_O, ov_form=factors.approximation)
             )
-        return logits
 
     @property
     def W_E(self) -> Float[Tensor, "d_vocab d_model"]:

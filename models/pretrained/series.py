@@ -120,15 +120,20 @@ def open_series(path_or_name: str | Path) -> Series | None:
     )
 
 
+def step_of(name: str) -> int | None:
+    """The step that a branch, tag or folder name ends in, or None."""
+    match = _STEP.fullmatch(name)
+    return None if match is None else int(match.group(1) or match.group(2))
+
+
 def _series(path: str, names: list[str], *, on_hub: bool) -> Series | None:
     found: dict[int, str] = {}
     skipped = []
     for name in names:
-        match = _STEP.fullmatch(name)
-        if match is None:
+        step = step_of(name)
+        if step is None:
             skipped.append(f"{name}: no step in the name")
             continue
-        step = int(match.group(1) or match.group(2))
         if step in found:
             raise CheckpointError(f"{path} has two revisions of step {step}: {found[step]!r} and {name!r}")
         found[step] = name
