@@ -1,7 +1,7 @@
 """Sequence operators as pure tensor functions: one file per operator.
 
-Each file holds, in this order: pattern (implied attention), parallel (= pattern @ values), chunked, recurrent and
-step, and the public operator. `KernelError` is the one error they raise.
+Each file holds, in this order: pattern (implied attention), parallel (= pattern @ values), chunked,
+recurrent and step, and the public operator. `KernelError` is the one error they raise.
 """
 
 

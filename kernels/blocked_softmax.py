@@ -1,6 +1,8 @@
-"""Softmax attention in blocks of queries, with a backward that recomputes each block from the log of its denominator.
+"""Softmax attention in blocks of queries, with a backward that recomputes each block from the log of its
+denominator.
 
-Memory is linear in sequence length: one [rows src] block of probabilities at a time, and only the keys a window reaches.
+Memory is linear in sequence length: one [rows src] block of probabilities at a time, and only the keys a
+window reaches.
 """
 
 import math
@@ -14,8 +16,9 @@ ROWS = 128
 
 
 class BlockedSoftmax(torch.autograd.Function):
-    """(q [batch head dest d], k [batch kv_head src d], v [batch kv_head src d_v], sink [head] | None, scale, window | None)
-    to (output [batch head dest d_v], log of the denominator [batch head dest]). All in one floating dtype."""
+    """(q [batch head dest d], k [batch kv_head src d], v [batch kv_head src d_v], sink [head] | None,
+    scale, window | None) to (output [batch head dest d_v], log of the denominator [batch head dest]). All
+    in one floating dtype."""
 
     @staticmethod
     def forward(
@@ -47,7 +50,9 @@ class BlockedSoftmax(torch.autograd.Function):
                 upstream = _split(doutput[:, :, rows], k.shape[1]).flatten(2, 3)
                 dv[:, :, keys].add_(torch.matmul(weights.transpose(-1, -2), upstream))
                 dscores = torch.matmul(upstream, v[:, :, keys].transpose(-1, -2))
-                dscores.sub_(_split(shared[:, :, rows, None], k.shape[1]).flatten(2, 3)).mul_(weights).mul_(ctx.scale)
+                dscores.sub_(_split(shared[:, :, rows, None], k.shape[1]).flatten(2, 3)).mul_(weights).mul_(
+                    ctx.scale
+                )
                 dq[:, :, rows] = _merge(torch.matmul(dscores, k[:, :, keys]), q.shape[1])
                 queries = _split(q[:, :, rows], k.shape[1]).flatten(2, 3)
                 dk[:, :, keys].add_(torch.matmul(dscores.transpose(-1, -2), queries))
@@ -71,7 +76,9 @@ def _scores(q: Tensor, k: Tensor, rows: slice, keys: slice, scale: float, window
     """Logits of a block [batch kv_head group rows src], -inf where a query may not look."""
     offset = k.shape[2] - q.shape[2]
     queries = _split(q[:, :, rows], k.shape[1])
-    scores = torch.matmul(queries.flatten(2, 3), k[:, :, keys].transpose(-1, -2)).unflatten(2, queries.shape[2:4])
+    scores = torch.matmul(queries.flatten(2, 3), k[:, :, keys].transpose(-1, -2)).unflatten(
+        2, queries.shape[2:4]
+    )
     dest = torch.arange(offset + rows.start, offset + rows.stop, device=q.device)[:, None]
     src = torch.arange(keys.start, keys.stop, device=q.device)[None, :]
     hidden = (src > dest) if window is None else (src > dest) | (src <= dest - window)

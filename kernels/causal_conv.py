@@ -1,7 +1,8 @@
 """Short causal depthwise convolution: each channel is a weighted sum of its last few inputs.
 
-pre[t, c] = bias[c] + sum_l weight[c, width-1-l] x[t-l, c]; the last tap meets the current input. The output is pre, or
-SiLU(pre). Inputs before the sequence come from the state (the last width - 1 inputs, oldest first) or are zero.
+pre[t, c] = bias[c] + sum_l weight[c, width-1-l] x[t-l, c]; the last tap meets the current input. The output
+is pre, or SiLU(pre). Inputs before the sequence come from the state (the last width - 1 inputs, oldest
+first) or are zero.
 """
 
 import torch
@@ -17,7 +18,9 @@ State = Float[Tensor, "batch width_1 channel"]
 
 
 def pattern(weight: Float[Tensor, "channel width"], seq: int) -> Float[Tensor, "channel dest=seq src=seq"]:
-    """The convolution as a banded lower-triangular matrix per channel: pre = pattern @ x + bias (no state)."""
+    """The convolution as a banded lower-triangular matrix per channel: pre = pattern @ x + bias (no
+    state).
+    """
     width = check_axes("causal_conv", {"weight": (weight, "channel width")})["width"]
     positions = torch.arange(seq, device=weight.device)
     lag = positions[:, None] - positions[None, :]
@@ -122,20 +125,29 @@ def causal_conv(
     Source: Gu and Dao 2023, arXiv:2312.00752, the block's convolution.
     """
     resolve_backend("causal_conv", backend, x)
-    function = resolve_form("causal_conv", form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent})
+    function = resolve_form(
+        "causal_conv", form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
+    )
     return function(x, weight, bias, state=state, silu=silu)
 
 
-def _padded(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None) -> tuple[Tensor, torch.dtype]:
+def _padded(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, torch.dtype]:
     """Stored inputs (or zeros) in front of the sequence, in the accumulation dtype."""
     sizes = check_axes(
         "causal_conv",
         {"x": (x, "batch seq channel"), "weight": (weight, "channel width"), "bias": (bias, "channel")},
     )
     if sizes["seq"] < 1 or sizes["width"] < 1:
-        raise KernelError(f"causal_conv: x {tuple(x.shape)} and weight {tuple(weight.shape)}: need seq, width >= 1")
-    check_axes("causal_conv", {"x": (x, "batch seq channel"), "state": (state, "batch width-1 channel")},
-               **{"width-1": sizes["width"] - 1})
+        raise KernelError(
+            f"causal_conv: x {tuple(x.shape)} and weight {tuple(weight.shape)}: need seq, width >= 1"
+        )
+    check_axes(
+        "causal_conv",
+        {"x": (x, "batch seq channel"), "state": (state, "batch width-1 channel")},
+        **{"width-1": sizes["width"] - 1},
+    )
     acc = accumulation_dtype(x, weight, state)
     if state is None:
         return F.pad(x.to(acc), (0, 0, sizes["width"] - 1, 0)), acc

@@ -1,9 +1,11 @@
 """Selective scan, chunk by chunk, with a backward that recomputes the states of a chunk from its first.
 
-Kept for the backward: the inputs and one state per chunk of CHUNK steps. Within a chunk the states of all steps are
-in a buffer that is used again; one fused multiply-add a step carries them on, everything else is done for the whole
-chunk at once. A few sequences at a time go through a whole chunk, so that the buffers stay in the processor's cache.
-Inside, the axes are [step batch d_state channel]: broadcasts and sums then run along the long, contiguous axis.
+Kept for the backward: the inputs and one state per chunk of CHUNK steps. Within a chunk the states of all
+steps are in a buffer that is used again; one fused multiply-add a step carries them on, everything else is
+done for the whole chunk at once. A few sequences at a time go through a whole chunk, so that the buffers
+stay in the processor's cache.
+Inside, the axes are [step batch d_state channel]: broadcasts and sums then run along the long, contiguous
+axis.
 """
 
 import math
@@ -20,16 +22,20 @@ LOG2_E = 1 / math.log(2)
 
 
 class CheckpointedScan(torch.autograd.Function):
-    """(u, dt [batch seq channel], A [d_state channel] < 0, B, C [batch seq d_state], state [batch d_state channel]) to
-    (y [batch seq channel], last state [batch d_state channel]). All in one floating dtype."""
+    """(u, dt [batch seq channel], A [d_state channel] < 0, B, C [batch seq d_state], state [batch d_state
+    channel]) to (y [batch seq channel], last state [batch d_state channel]). All in one floating dtype."""
 
     @staticmethod
-    def forward(ctx, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx, u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor
+    ) -> tuple[Tensor, Tensor]:
         y, last = torch.empty_like(u, memory_format=torch.contiguous_format), torch.empty_like(state)
         n_chunks = math.ceil(u.shape[1] / CHUNK)
         starts = state.new_empty(n_chunks, *state.shape)
         for rows in _row_blocks(state):
-            _forward_rows(u[rows], dt[rows], A, B[rows], C[rows], state[rows], y[rows], starts[:, rows], last[rows])
+            _forward_rows(
+                u[rows], dt[rows], A, B[rows], C[rows], state[rows], y[rows], starts[:, rows], last[rows]
+            )
         ctx.save_for_backward(u, dt, A, B, C, starts)
         return y, last
 
@@ -37,7 +43,9 @@ class CheckpointedScan(torch.autograd.Function):
     def backward(ctx, dy: Tensor, dlast: Tensor):
         u, dt, A, B, C, starts = ctx.saved_tensors
         with torch.no_grad():
-            du, ddt, dB, dC = (torch.empty_like(t, memory_format=torch.contiguous_format) for t in (u, dt, B, C))
+            du, ddt, dB, dC = (
+                torch.empty_like(t, memory_format=torch.contiguous_format) for t in (u, dt, B, C)
+            )
             dA, dstate = torch.zeros_like(A), dlast.clone(memory_format=torch.contiguous_format)
             for r in _row_blocks(dstate):
                 outputs = du[r], ddt[r], dA, dB[r], dC[r], dstate[r]
@@ -58,7 +66,9 @@ def _by_step(*tensors: Tensor) -> list[Tensor]:
 
 
 def _fill_states(decay: Tensor, states: Tensor, dt: Tensor, A: Tensor, B: Tensor, write: Tensor) -> None:
-    """Decays [step batch d_state channel] of a chunk and its states; states[0] is given, states[1:] are filled."""
+    """Decays [step batch d_state channel] of a chunk and its states; states[0] is given, states[1:] are
+    filled.
+    """
     torch.mul(dt[:, :, None, :], A * LOG2_E, out=decay).exp2_()
     torch.mul(B[:, :, :, None], write[:, :, None, :], out=states[1:])
     for t in range(len(decay)):
@@ -66,7 +76,15 @@ def _fill_states(decay: Tensor, states: Tensor, dt: Tensor, A: Tensor, B: Tensor
 
 
 def _forward_rows(
-    u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor, y: Tensor, starts: Tensor, last: Tensor
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    state: Tensor,
+    y: Tensor,
+    starts: Tensor,
+    last: Tensor,
 ) -> None:
     """Fill y, the state before each chunk and the last state for a block of sequences."""
     dt, B, C, write = _by_step(dt, B, C, dt * u)
@@ -83,9 +101,18 @@ def _forward_rows(
 
 
 def _backward_rows(
-    u: Tensor, dt: Tensor, A: Tensor, B: Tensor, C: Tensor, starts: Tensor, dy: Tensor, outputs: tuple[Tensor, ...]
+    u: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    starts: Tensor,
+    dy: Tensor,
+    outputs: tuple[Tensor, ...],
 ) -> None:
-    """Fill the gradients of a block of sequences; dA is added to, dstate comes in as the last state's gradient."""
+    """Fill the gradients of a block of sequences; dA is added to, dstate comes in as the last state's
+    gradient.
+    """
     du, ddt, dA, dB, dC, dstate = outputs
     dt_t, B, C, dy, write = _by_step(dt, B, C, dy, dt * u)
     decay, states, grads = (dstate.new_empty(CHUNK + extra, *dstate.shape) for extra in (0, 1, 0))

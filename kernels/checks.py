@@ -1,4 +1,6 @@
-"""What every operator checks before it computes: axes, dtypes, devices, the backend and the accumulation precision."""
+"""What every operator checks before it computes: axes, dtypes, devices, the backend and the accumulation
+precision.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -38,7 +40,9 @@ def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **size
         if tensor.ndim != len(names):
             raise KernelError(f"{operator}: {name} has shape {tuple(tensor.shape)}, accepted is [{spec}]")
         if not (tensor.is_floating_point() or tensor.is_complex()):
-            raise KernelError(f"{operator}: {name} has dtype {tensor.dtype}, accepted are floating-point dtypes")
+            raise KernelError(
+                f"{operator}: {name} has dtype {tensor.dtype}, accepted are floating-point dtypes"
+            )
         if device is None:
             device = (name, tensor.device)
         elif tensor.device != device[1]:
@@ -74,7 +78,9 @@ def resolve_backend(operator: str, backend: str | None, tensor: Tensor) -> str:
     if backend not in ("torch", "triton"):
         raise KernelError(f"{operator}: backend {backend!r} is unknown, accepted are 'torch' and 'triton'")
     if backend == "triton" and not has_triton:
-        raise KernelError(f"{operator}: backend 'triton' is not available for this operator, accepted is 'torch'")
+        raise KernelError(
+            f"{operator}: backend 'triton' is not available for this operator, accepted is 'torch'"
+        )
     if backend == "triton" and not tensor.is_cuda:
         raise KernelError(f"{operator}: backend 'triton' needs CUDA tensors, got {tensor.device}")
     return backend

@@ -1,9 +1,11 @@
-"""Linear attention with no decay or a scalar decay, chunk by chunk, with a backward that recomputes each chunk.
+"""Linear attention with no decay or a scalar decay, chunk by chunk, with a backward that recomputes each
+chunk.
 
-Within a chunk the quadratic form, between chunks the state; both as matrix products. Kept for the backward: the inputs
-and one state per chunk. Decay factors are exponentials of directly added segments (never a difference of two sums),
-at most 1, and their gradient is added up the same way. Some sequences at a time go through a chunk, so that the
-[src dest] buffers stay in the processor's cache. A `row` is one sequence and one group of heads that share q and k.
+Within a chunk the quadratic form, between chunks the state; both as matrix products. Kept for the backward:
+the inputs and one state per chunk. Decay factors are exponentials of directly added segments (never a
+difference of two sums), at most 1, and their gradient is added up the same way. Some sequences at a time go
+through a chunk, so that the [src dest] buffers stay in the processor's cache. A `row` is one sequence and
+one group of heads that share q and k.
 """
 
 import math
@@ -21,8 +23,8 @@ LOG2_E = 1 / math.log(2)
 
 
 class ChunkedLinear(torch.autograd.Function):
-    """(q, k [row seq d_k], v [row head seq d_v], log_decay [row head seq] | None, state [row head d_k d_v] | None, chunk)
-    to (output as v, last state). All in one floating dtype, contiguous."""
+    """(q, k [row seq d_k], v [row head seq d_v], log_decay [row head seq] | None, state [row head d_k d_v]
+    | None, chunk) to (output as v, last state). All in one floating dtype, contiguous."""
 
     @staticmethod
     def forward(
@@ -57,7 +59,9 @@ class ChunkedLinear(torch.autograd.Function):
                     t = chunks[c]
                     decay = None if log_decay is None else _Decay(log_decay[r, :, t])
                     inputs = q[r, None, t], k[r, None, t], v[r, :, t], decay, starts[c, r]
-                    dq[r, t], dk[r, t], dv[r, :, t], dlog_t, dstate[r] = _chunk_backward(*inputs, upstream[r, :, t], dstate[r])
+                    dq[r, t], dk[r, t], dv[r, :, t], dlog_t, dstate[r] = _chunk_backward(
+                        *inputs, upstream[r, :, t], dstate[r]
+                    )
                     if dlog is not None:
                         dlog[r, :, t] = dlog_t
         gradients = dq, dk, dv, dlog, dstate if ctx.has_state else None
@@ -86,7 +90,9 @@ def _chunks(seq: int, chunk: int) -> list[slice]:
 def _row_blocks(v: Tensor, chunk: int) -> list[slice]:
     """Rows that are worked on together: all of them off the CPU, few enough for the cache on it."""
     length = min(chunk, v.shape[2])
-    size = max(1, CPU_BLOCK // (v.shape[1] * length * length)) if v.device.type == "cpu" else max(1, v.shape[0])
+    size = (
+        max(1, CPU_BLOCK // (v.shape[1] * length * length)) if v.device.type == "cpu" else max(1, v.shape[0])
+    )
     return [slice(start, min(start + size, v.shape[0])) for start in range(0, v.shape[0], size)]
 
 
@@ -124,14 +130,16 @@ def _chunk_backward(
         dbefore = dstate * decay.whole
         dlog.add_((dbefore * state).sum(dim=(-1, -2))[..., None])
     dproducts = dproducts.sum(dim=1)
-    dq = torch.matmul(dproducts.transpose(-1, -2), k[:, 0]).add_(torch.matmul(dcarried, state.transpose(-1, -2)).sum(dim=1))
+    dq = torch.matmul(dproducts.transpose(-1, -2), k[:, 0]).add_(
+        torch.matmul(dcarried, state.transpose(-1, -2)).sum(dim=1)
+    )
     dk = torch.matmul(dproducts, q[:, 0]).add_(torch.matmul(ended, dstate.transpose(-1, -2)).sum(dim=1))
     return dq, dk, dv, dlog, dbefore + torch.matmul(q.transpose(-1, -2), dcarried)
 
 
 def _log_decay_gradient(pairs: Tensor, reads: Tensor, writes: Tensor) -> Tensor:
-    """A step's log decay is in every factor that spans it: pairs [src dest] with src < step <= dest, reads from the start
-    at or after it, writes to the end before it."""
+    """A step's log decay is in every factor that spans it: pairs [src dest] with src < step <= dest, reads
+    from the start at or after it, writes to the end before it."""
     gradient = reads.flip(-1).cumsum(dim=-1).flip(-1)
     up_to_source = pairs.cumsum_(dim=-2).triu_(1)
     gradient[..., 1:].add_(up_to_source[..., :-1, :].sum(dim=-1)).add_(writes[..., :-1].cumsum(dim=-1))
@@ -141,9 +149,11 @@ def _log_decay_gradient(pairs: Tensor, reads: Tensor, writes: Tensor) -> Tensor:
 def chunked_by_channel(
     q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:
-    """The same with a log decay per key channel; q, k, log_decay [row seq d_k], v [row seq d_v], state [row 1 d_k d_v].
+    """The same with a log decay per key channel; q, k, log_decay [row seq d_k], v [row seq d_v], state [row
+    1 d_k d_v].
 
-    Each chunk is recomputed in the backward. Within a chunk the decays stand in one [row d_k dest src] tensor: small chunks.
+    Each chunk is recomputed in the backward. Within a chunk the decays stand in one [row d_k dest src]
+    tensor: small chunks.
     """
     s = q.new_zeros(q.shape[0], q.shape[2], v.shape[2]) if state is None else state[:, 0]
     outputs = []
@@ -154,7 +164,9 @@ def chunked_by_channel(
     return torch.cat(outputs, dim=1), s
 
 
-def _chunk_by_channel(q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+def _chunk_by_channel(
+    q: Tensor, k: Tensor, v: Tensor, log_decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
     causal = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool, device=q.device).tril()
     segments = segment_sum(log_decay.transpose(1, 2)).masked_fill(~causal, -torch.inf)
     weights = torch.einsum("rid,rjd,rdij->rij", q, k, torch.exp(segments))

@@ -16,13 +16,16 @@ class _FirstOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *_):
-        raise KernelError(f"{ctx.operator}: no second derivative in form 'chunked'; use form 'parallel' for double backward")
+        raise KernelError(
+            f"{ctx.operator}: no second derivative in form 'chunked'; use form 'parallel' for double backward"
+        )
 
 
 def first_order_only(
     operator: str, gradients: tuple[Tensor | None, ...], inputs: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
-    """Gradients as they are, but tied to what they were computed from, so that differentiating them raises KernelError.
+    """Gradients as they are, but tied to what they were computed from, so that differentiating them raises
+    KernelError.
 
     Args:
         operator: Name used in the error.

@@ -1,10 +1,13 @@
-"""Linear attention without decay, with a scalar decay (retention, Mamba-2's SSD) or a decay per key channel (GLA).
+"""Linear attention without decay, with a scalar decay (retention, Mamba-2's SSD) or a decay per key channel
+(GLA).
 
-S_t = diag(exp(log_decay_t)) S_{t-1} + w_t k_t v_t^T;  z_t likewise with 1 in place of v;  o_t = scale q_t^T S_t,
+S_t = diag(exp(log_decay_t)) S_{t-1} + w_t k_t v_t^T;  z_t likewise with 1 in place of v;
+o_t = scale q_t^T S_t,
 divided by (scale q_t^T z_t + eps) if `normalise`.
 A_ij = scale sum_d q_id k_jd w_j exp(sum_{r=j+1..i} log_decay_rd): a step's decay acts before its own write.
 
-Glossary: log_decay <= 0, natural log, None | [head] | [batch seq head] | [batch seq head d_k]; k_weight = w (Mamba-2's dt).
+Glossary: log_decay <= 0, natural log, None | [head] | [batch seq head] | [batch seq head d_k]; k_weight = w
+(Mamba-2's dt).
 q and k may have fewer heads than v (groups): head h reads group h // (n_heads / n_groups).
 """
 
@@ -15,7 +18,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, check_groups, resolve_backend, resolve_form, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_groups,
+    resolve_backend,
+    resolve_form,
+    without_autocast,
+)
 from kernels.chunked_linear import ChunkedLinear, chunked_by_channel
 from kernels.segment_sum import segment_sum, suffix_sum
 
@@ -71,7 +81,8 @@ def pattern(
     Raises:
         KernelError: Shapes that disagree; `normalise` with a state that has no z.
 
-    Source: Katharopoulos et al. 2020, arXiv:2006.16236; Yang et al. 2023, arXiv:2312.06635; Dao and Gu 2024, arXiv:2405.21060.
+    Source: Katharopoulos et al. 2020, arXiv:2006.16236; Yang et al. 2023, arXiv:2312.06635; Dao and Gu
+    2024, arXiv:2405.21060.
     """
     q, k, decay = _prepare(q, k, None, log_decay, k_weight, scale, state, normalise)
     weights = _raw_pattern(q, k, decay)
@@ -175,8 +186,12 @@ def step(
     eps: float = 0.0,
     state: LinearState | None = None,
 ) -> tuple[Float[Tensor, "batch head d_v"], LinearState]:
-    """One position, constant time. log_decay: None, [head], [batch head] or [batch head d_k]; k_weight: [batch head]."""
-    check_axes(OPERATOR, {"q": (q, "batch q_head d_k"), "k": (k, "batch k_head d_k"), "v": (v, "batch head d_v")})
+    """One position, constant time. log_decay: None, [head], [batch head] or [batch head d_k]; k_weight:
+    [batch head].
+    """
+    check_axes(
+        OPERATOR, {"q": (q, "batch q_head d_k"), "k": (k, "batch k_head d_k"), "v": (v, "batch head d_v")}
+    )
     dtype = v.dtype
     if log_decay is not None and log_decay.ndim > 1:
         log_decay = log_decay[:, None]
@@ -236,14 +251,27 @@ def gated_linear_attention(
     form: str = "chunked",
     backend: str | None = None,
 ) -> tuple[Values, LinearState]:
-    """Linear attention in a named form ("parallel", "chunked", "recurrent"). Options and result as in `pattern`, `parallel`.
+    """Linear attention in a named form ("parallel", "chunked", "recurrent"). Options and result as in
+    `pattern`, `parallel`.
 
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
     resolve_backend(OPERATOR, backend, q)
-    function = resolve_form(OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent})
-    return function(q, k, v, log_decay=log_decay, k_weight=k_weight, scale=scale, normalise=normalise, eps=eps, state=state)
+    function = resolve_form(
+        OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
+    )
+    return function(
+        q,
+        k,
+        v,
+        log_decay=log_decay,
+        k_weight=k_weight,
+        scale=scale,
+        normalise=normalise,
+        eps=eps,
+        state=state,
+    )
 
 
 def _check(
@@ -258,10 +286,12 @@ def _check(
     """Sizes of all axes: batch, seq, head, q_head, k_head, d_k, and d_v where there are values."""
     if log_decay is not None and log_decay.ndim not in (1, 3, 4):
         raise KernelError(
-            f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [head], [batch seq head] "
-            "and [batch seq head d_k]"
+            f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [head], "
+            "[batch seq head] and [batch seq head d_k]"
         )
-    decay_axes = {1: "head", 3: "batch seq head", 4: "batch seq head d_k"}[3 if log_decay is None else log_decay.ndim]
+    decay_axes = {1: "head", 3: "batch seq head", 4: "batch seq head d_k"}[
+        3 if log_decay is None else log_decay.ndim
+    ]
     sizes = check_axes(
         OPERATOR,
         {
@@ -293,7 +323,9 @@ def _prepare(
     state: LinearState | None,
     normalise: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Check everything; scaled q, weighted k and log decay [batch seq head (d_k or 1)] for every head, accumulation dtype."""
+    """Check everything; scaled q, weighted k and log decay [batch seq head (d_k or 1)] for every head,
+    accumulation dtype.
+    """
     sizes = _check(q, k, v, log_decay, k_weight, state, normalise)
     heads = sizes["head"]
     acc = accumulation_dtype(q, k, v, log_decay, k_weight)
@@ -340,7 +372,9 @@ def _rows(x: Tensor, heads: int) -> Tensor:
 def _with_normaliser(
     v: Tensor, k_weight: Tensor | None, state: LinearState | None, normalise: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Values, weighted, and the initial state; the normaliser is one more value, 1 everywhere, and z one more column."""
+    """Values, weighted, and the initial state; the normaliser is one more value, 1 everywhere, and z one
+    more column.
+    """
     start = None if state is None else state.s
     if normalise:
         v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)

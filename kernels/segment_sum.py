@@ -1,6 +1,7 @@
 """Sums of log decays (or step sizes) between two positions, added up directly.
 
-A difference of two cumulative sums would be shorter, but loses digits where a large sum lies before the segment.
+A difference of two cumulative sums would be shorter, but loses digits where a large sum lies before the
+segment.
 """
 
 import torch

@@ -1,9 +1,11 @@
 """Mamba-1's selective scan (S6): one small diagonal state-space model per channel, driven by content.
 
-h_t[c, n] = exp(dt_t[c] A[c, n]) h_{t-1}[c, n] + dt_t[c] B_t[n] u_t[c];  y_t[c] = (sum_n C_t[n] h_t[c, n] + D[c] u_t[c]) SiLU(z_t[c])
+h_t[c, n] = exp(dt_t[c] A[c, n]) h_{t-1}[c, n] + dt_t[c] B_t[n] u_t[c];
+y_t[c] = (sum_n C_t[n] h_t[c, n] + D[c] u_t[c]) SiLU(z_t[c])
 A_ij[c] = sum_n C_i[n] exp(A[c, n] sum_{r=j+1..i} dt_r[c]) B_j[n] dt_j[c]
 
-Glossary: u input of the scan; dt step size (after softplus); A = -exp(A_log) decay rates; B writes, C reads; D skip; z gate.
+Glossary: u input of the scan; dt step size (after softplus); A = -exp(A_log) decay rates; B writes, C
+reads; D skip; z gate.
 Source: Gu and Dao 2023, arXiv:2312.00752. B is discretised as dt B (Euler), A by the exponential.
 """
 
@@ -33,9 +35,17 @@ def softplus_dt(dt_raw: Tensor, dt_bias: Tensor | None = None) -> Tensor:
 
 @without_autocast
 def pattern_by_state(
-    dt: Channels, A_log: Rates, B: Shared, C: Shared, *, channels: slice | None = None, rows: slice | None = None
+    dt: Channels,
+    A_log: Rates,
+    B: Shared,
+    C: Shared,
+    *,
+    channels: slice | None = None,
+    rows: slice | None = None,
 ) -> Float[Tensor, "batch channel d_state dest src"]:
-    """Implied attention split by state index: `pattern` is its sum over d_state. Memory d_state times that of `pattern`."""
+    """Implied attention split by state index: `pattern` is its sum over d_state. Memory d_state times that
+    of `pattern`.
+    """
     _check(None, dt, A_log, B, C)
     terms = [term for term in _terms(dt, A_log, B, C, channels or ALL, rows or ALL)]
     return torch.stack(terms, dim=2)
@@ -43,7 +53,13 @@ def pattern_by_state(
 
 @without_autocast
 def pattern(
-    dt: Channels, A_log: Rates, B: Shared, C: Shared, *, channels: slice | None = None, rows: slice | None = None
+    dt: Channels,
+    A_log: Rates,
+    B: Shared,
+    C: Shared,
+    *,
+    channels: slice | None = None,
+    rows: slice | None = None,
 ) -> Float[Tensor, "batch channel dest src"]:
     """Implied attention of the scan per channel, signed; without D and without the gate.
 
@@ -103,7 +119,9 @@ def chunked(
     z: Channels | None = None,
     state: State | None = None,
 ) -> tuple[Channels, State]:
-    """Linear-time form: chunk by chunk, with a backward that recomputes the states. Arguments and results as in `parallel`."""
+    """Linear-time form: chunk by chunk, with a backward that recomputes the states. Arguments and results
+    as in `parallel`.
+    """
     _check(u, dt, A_log, B, C, D, z, state)
     dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
     A = -torch.exp(A_log.to(u.dtype)).transpose(0, 1)
@@ -125,11 +143,19 @@ def step(
     state: State | None = None,
 ) -> tuple[Float[Tensor, "batch channel"], State]:
     """One position, constant time. Returns (y [batch channel], next state)."""
-    check_axes(OPERATOR, {
-        "u": (u, "batch channel"), "dt": (dt, "batch channel"), "A_log": (A_log, "channel d_state"),
-        "B": (B, "batch d_state"), "C": (C, "batch d_state"), "D": (D, "channel"), "z": (z, "batch channel"),
-        "state": (state, "batch channel d_state"),
-    })  # fmt: skip
+    check_axes(
+        OPERATOR,
+        {
+            "u": (u, "batch channel"),
+            "dt": (dt, "batch channel"),
+            "A_log": (A_log, "channel d_state"),
+            "B": (B, "batch d_state"),
+            "C": (C, "batch d_state"),
+            "D": (D, "channel"),
+            "z": (z, "batch channel"),
+            "state": (state, "batch channel d_state"),
+        },
+    )
     dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
     written = (dt * u)[..., None] * B[:, None, :]
     if state is not None:
@@ -173,13 +199,16 @@ def selective_scan(
     form: str = "chunked",
     backend: str | None = None,
 ) -> tuple[Channels, State]:
-    """Selective scan in a named form ("parallel", "chunked", "recurrent"). Arguments and results as in `parallel`.
+    """Selective scan in a named form ("parallel", "chunked", "recurrent"). Arguments and results as in
+    `parallel`.
 
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
     resolve_backend(OPERATOR, backend, u)
-    function = resolve_form(OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent})
+    function = resolve_form(
+        OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
+    )
     return function(u, dt, A_log, B, C, D=D, z=z, state=state)
 
 
@@ -217,11 +246,18 @@ def _check(
     z: Tensor | None = None,
     state: Tensor | None = None,
 ) -> None:
-    sizes = check_axes(OPERATOR, {
-        "u": (u, "batch seq channel"), "dt": (dt, "batch seq channel"), "A_log": (A_log, "channel d_state"),
-        "B": (B, "batch seq d_state"), "C": (C, "batch seq d_state"), "D": (D, "channel"), "z": (z, "batch seq channel"),
-        "state": (state, "batch channel d_state"),
-    })  # fmt: skip
+    sizes = check_axes(
+        OPERATOR,
+        {
+            "u": (u, "batch seq channel"),
+            "dt": (dt, "batch seq channel"),
+            "A_log": (A_log, "channel d_state"),
+            "B": (B, "batch seq d_state"),
+            "C": (C, "batch seq d_state"),
+            "D": (D, "channel"),
+            "z": (z, "batch seq channel"),
+            "state": (state, "batch channel d_state"),
+        },
+    )
     if sizes["seq"] < 1:
         raise KernelError(f"{OPERATOR}: dt has shape {tuple(dt.shape)}, accepted are sequences of at least 1")
-

@@ -1,7 +1,9 @@
 """Causal softmax attention with grouped key/value heads, a sliding window and a learnable sink.
 
-s_ij = scale <q_i, k_j>;  A_ij = exp(s_ij) / (exp(sink_h) + sum_l exp(s_il)) over the allowed l: i - window < l <= i.
-Query head h reads key/value head h // (n_heads / n_kv_heads). Queries may be the last of the positions of the keys.
+s_ij = scale <q_i, k_j>;
+A_ij = exp(s_ij) / (exp(sink_h) + sum_l exp(s_il)) over the allowed l: i - window < l <= i.
+Query head h reads key/value head h // (n_heads / n_kv_heads). Queries may be the last of the positions of
+the keys.
 """
 
 import math
@@ -32,7 +34,9 @@ Output = Float[Tensor, "batch dest head d_v"]
 
 @dataclass(frozen=True, kw_only=True)
 class KVState:
-    """Key/value cache. With a window only the last window - 1 positions are kept; `length` counts all that were seen."""
+    """Key/value cache. With a window only the last window - 1 positions are kept; `length` counts all that
+    were seen.
+    """
 
     k: Float[Tensor, "batch kept kv_head d_head"]
     v: Float[Tensor, "batch kept kv_head d_v"]
@@ -68,7 +72,13 @@ def pattern(
 
 @without_autocast
 def parallel(
-    q: Queries, k: Keys, v: Values, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sink: Sink | None = None,
 ) -> Output:
     """Readable form: pattern @ v. Options as in `pattern`."""
     _check(q, k, v, window, sink)
@@ -79,17 +89,26 @@ def parallel(
 
 @without_autocast
 def chunked(
-    q: Queries, k: Keys, v: Values, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sink: Sink | None = None,
 ) -> Output:
     """Memory linear in length: torch's scaled_dot_product_attention where it applies, else blocks of queries.
 
-    It applies without a sink, without a window shorter than the sequence, for as many queries as keys and d_v = d_head.
+    It applies without a sink, without a window shorter than the sequence, for as many queries as keys and
+    d_v = d_head.
     """
     _check(q, k, v, window, sink)
     n_dest, n_src = q.shape[1], k.shape[1]
     if sink is None and (window is None or window >= n_src) and n_dest == n_src and q.shape[3] == v.shape[3]:
         repeats = q.shape[2] // k.shape[2]
-        heads_first = [t.transpose(1, 2) for t in (q, k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2))]
+        heads_first = [
+            t.transpose(1, 2) for t in (q, k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2))
+        ]
         output = F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=_scale(q, scale))
         return output.transpose(1, 2)
     return _blocked(q, k, v, scale, window, sink)[0].transpose(1, 2).to(v.dtype)
@@ -123,14 +142,22 @@ def step(
     window: int | None = None,
     sink: Sink | None = None,
 ) -> tuple[Output, KVState]:
-    """One or more new positions after the cached ones. Options as in `pattern`; the given state is left as it is.
+    """One or more new positions after the cached ones. Options as in `pattern`; the given state is left as
+    it is.
 
     Returns:
         (output of the new positions, cache that includes them).
     """
-    check_axes("softmax_attention", {"q": (q, "batch new head d_head"), "k": (k, "batch new kv_head d_head"),
-                                     "v": (v, "batch new kv_head d_v"), "state.k": (state.k, "batch kept kv_head d_head"),
-                                     "state.v": (state.v, "batch kept kv_head d_v")})  # fmt: skip
+    check_axes(
+        "softmax_attention",
+        {
+            "q": (q, "batch new head d_head"),
+            "k": (k, "batch new kv_head d_head"),
+            "v": (v, "batch new kv_head d_v"),
+            "state.k": (state.k, "batch kept kv_head d_head"),
+            "state.v": (state.v, "batch kept kv_head d_v"),
+        },
+    )
     keys, values = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
     form = parallel if q.shape[1] == 1 else chunked
     output = form(q, keys, values, scale=scale, window=window, sink=sink)
@@ -141,7 +168,13 @@ def step(
 
 @without_autocast
 def recurrent(
-    q: Queries, k: Keys, v: Values, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
+    q: Queries,
+    k: Keys,
+    v: Values,
+    *,
+    scale: float | None = None,
+    window: int | None = None,
+    sink: Sink | None = None,
 ) -> Output:
     """Token by token through `step` and a growing cache. Options as in `pattern`."""
     _check(q, k, v, window, sink)
@@ -180,7 +213,9 @@ def _blocked(
 ) -> tuple[Tensor, Tensor]:
     acc = accumulation_dtype(q, k, v)
     heads_first = [t.to(acc).transpose(1, 2) for t in (q, k, v)]
-    return BlockedSoftmax.apply(*heads_first, None if sink is None else sink.to(acc), _scale(q, scale), window)
+    return BlockedSoftmax.apply(
+        *heads_first, None if sink is None else sink.to(acc), _scale(q, scale), window
+    )
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
@@ -206,7 +241,8 @@ def _check(q: Tensor, k: Tensor, v: Tensor | None, window: int | None, sink: Ten
     )
     check_groups("softmax_attention", sizes["head"], k=sizes["kv_head"])
     if not 1 <= sizes["dest"] <= sizes["src"]:
-        raise KernelError(f"softmax_attention: {sizes['dest']} queries for {sizes['src']} keys, accepted are 1 to as many")
+        raise KernelError(
+            f"softmax_attention: {sizes['dest']} queries for {sizes['src']} keys, accepted are 1 to as many"
+        )
     if window is not None and window < 1:
         raise KernelError(f"softmax_attention: window is {window}, accepted is None or at least 1")
-

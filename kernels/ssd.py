@@ -3,7 +3,8 @@
 S_t = exp(-dt_t exp(A_log)) S_{t-1} + dt_t x_t B_t^T;  y_t = S_t C_t + D x_t
 A_ij = <C_i, B_j> exp(-exp(A_log) sum_{r=j+1..i} dt_r) dt_j
 
-Glossary: x values; dt step size (after softplus); C query; B key; D skip, one number a head. B and C have n_groups heads.
+Glossary: x values; dt step size (after softplus); C query; B key; D skip, one number a head. B and C have
+n_groups heads.
 Source: Dao and Gu 2024, arXiv:2405.21060. Gate and norm are outside the operator.
 """
 
@@ -20,7 +21,9 @@ Shared = Float[Tensor, "batch seq group d_state"]
 State = Float[Tensor, "batch head d_head d_state"]
 
 
-def pattern(dt: Steps, A_log: Float[Tensor, " head"], B: Shared, C: Shared) -> Float[Tensor, "batch head dest=seq src=seq"]:
+def pattern(
+    dt: Steps, A_log: Float[Tensor, " head"], B: Shared, C: Shared
+) -> Float[Tensor, "batch head dest=seq src=seq"]:
     """Implied attention, signed, with dt_j inside and without D."""
     return linear.pattern(C, B, log_decay=log_decay(dt, A_log), k_weight=dt)
 

