@@ -1,29 +1,30 @@
 """Find induction heads: every instrument on one checkpoint or on a series of them, one in memory at a time."""
 
-import dataclasses
+import hashlib
 import importlib.metadata
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from interp import in_context_learning as icl
+from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
+from interp.finished import FinishedFolder
 from interp.head_scores import HeadScores
 from interp.phase_transition import from_checkpoints
 from interp.plan import Plan, corpus_windows, make_plan
 from interp.records import AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
 from interp.sources import Checkpoint, Source, open_source
-from interp.subject import LayerView, Subject, next_token_losses
+from interp.subject import LayerView, Subject
 
 # Prefix matching and previous token are always read: everything else is called by them.
 SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning", "repeats")
 # Most window tokens read at every checkpoint, by size of the model.
 _WINDOW_TOKENS, _WINDOW_TOKENS_LARGE, _LARGE_WEIGHTS = 1 << 14, 1 << 12, 20_000_000
-
-Progress = Callable[[int, int, int], None]
 
 
 def detect(
@@ -41,6 +42,7 @@ def detect(
     text: str | None = None,
     n_windows: int | None = None,
     n_maps: int = 6,
+    resume: str | Path | None = None,
     progress: Progress | None = None,
 ) -> DetectionReport:
     """Score every head of every checkpoint, and date the phase transition of a series.
@@ -50,13 +52,15 @@ def detect(
         steps: Which checkpoints of a series; see `sources.select_steps`.
         scores: Some of `SCORES`; None for all. What is left out is None in the records.
         period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By default
-            32 sequences of 25 x 4, shrunk (and noted) where vocabulary or context demand it.
+            16 sequences of 25 x 4 (losses: 32 of 50 x 2), shrunk (and noted) where vocabulary or context demand it.
         mamba_units: `layer` (default), `state` or `cluster:K` as the units of Mamba-1 layers.
         bos: `auto` for the model's own; an id; or None for none.
         text: File or folder to take text windows from; by default the run's evaluation windows, and for models that
             bring a tokenizer but no windows the standard library.
         n_windows: How many text windows; by default what fits 16,384 tokens (4,096 for models above 20 M weights).
         n_maps: Attention maps kept, of the strongest units of the last checkpoint.
+        resume: A folder that keeps the scores of each finished checkpoint, and from which a detection with the same
+            settings takes those of the same weights instead of computing them again.
         progress: Called as `progress(done, total, step)` before each checkpoint and at the end.
 
     Raises:
@@ -64,58 +68,60 @@ def detect(
     """
     started = time.perf_counter()
     wanted = _checked_scores(scores)
-    source = open_source(target, device=_checked_device(device), bos=bos)
-    chosen = list(source.at_steps(steps))
-    done: list[CheckpointScores] = []
-    seen: dict[str, CheckpointScores] = {}
-    plan = subject = None
-    for n, checkpoint in enumerate(chosen):
-        if progress:
-            progress(n, len(chosen), checkpoint.step)
-        # The last one is read whole: its maps are made from it.
-        digest = checkpoint.sha256()
-        if digest in seen and n + 1 < len(chosen):
-            done.append(_again(seen[digest], checkpoint))
-            continue
-        # Freed before the next one is loaded.
-        subject = None
-        subject = checkpoint.open()
-        if plan is None:
-            windows, origin = _windows(subject, source, text, n_windows, wanted)
-            plan = make_plan(
-                subject,
-                period=period,
-                repeats=repeats,
-                n_sequences=n_sequences,
-                seed=seed,
-                windows=windows,
-                windows_from=origin,
-            )
-        scored = _measure(subject, plan, checkpoint, wanted, mamba_units)
-        scored = dataclasses.replace(scored, weight_sha256=digest)
-        if digest in seen:
-            scored = dataclasses.replace(scored, same_weights_as_step=seen[digest].step)
-        elif digest:
-            seen[digest] = scored
-        done.append(scored)
-    if progress:
-        progress(len(chosen), len(chosen), chosen[-1].step)
-    maps = _attention_maps(subject, plan, done[-1], n_maps, mamba_units)
+    source = open_source(target, device=_checked_device(device), bos=bos, steps=steps)
+    missing: list[int] = []
+    chosen = list(source.at_steps(steps, missing if source.lenient else None))
+    probe = {"period": period, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
+    settings = {
+        "scores": sorted(wanted),
+        "probe": [n_sequences, period, repeats, seed, bos],
+        "text": [text, n_windows, _window_hash(source.windows)],
+        "units": mamba_units,
+        "maps": n_maps,
+    }
+    run = CheckpointRun(
+        work=Work(
+            plan=lambda subject: _planned(
+                subject, _windows(subject, source, text, n_windows, wanted), probe
+            ),
+            measure=lambda subject, plan, checkpoint: _measure(subject, plan, checkpoint, wanted, mamba_units),
+            maps=lambda subject, plan, scored: _attention_maps(subject, plan, scored, n_maps, mamba_units),
+        ),
+        finished=None if resume is None else FinishedFolder(resume, settings),
+        lenient=source.lenient,
+        progress=progress,
+    )
+    found = run(chosen)
+    done, facts = [finished.scores for finished in found], found[-1].facts
     transition = from_checkpoints(done)
+    left_out = [f"left out: {reason}" for reason in run.left_out]
+    absent = [f"missing steps: {', '.join(map(str, missing))}"] if missing else []
     return DetectionReport(
         path=source.path,
-        mixers=subject.mixers,
-        n_layers=subject.n_layers,
-        n_heads=subject.n_heads,
-        probe=plan.record,
+        mixers=facts.mixers,
+        n_layers=facts.n_layers,
+        n_heads=facts.n_heads,
+        probe=facts.probe,
         checkpoints=tuple(done),
         phase_transition=None if transition is None else to_plain(transition.to_dict()),
-        attention_maps=maps,
-        notes=(*plan.notes, *_notes(wanted, done, plan)),
-        text=plan.windows_from,
+        attention_maps=found[-1].maps or (),
+        notes=(*facts.notes, *_notes(wanted, done, facts.probe.bos), *absent, *left_out, *source.notes),
+        text=facts.text,
+        model=facts.origin,
+        missing_steps=tuple(missing),
         wall_s=time.perf_counter() - started,
         versions=_versions(),
     )
+
+
+def _planned(
+    subject: Subject, windows: tuple[Tensor | None, str | None], probe: dict[str, int | None]
+) -> Plan:
+    return make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+
+
+def _window_hash(windows: Tensor | None) -> str | None:
+    return None if windows is None else hashlib.sha256(windows.contiguous().numpy().tobytes()).hexdigest()
 
 
 def _checked_scores(scores: Sequence[str] | None) -> frozenset[str]:
@@ -155,8 +161,8 @@ def _measure(
 ) -> CheckpointScores:
     heads = HeadScores(subject, plan.probe, with_copying="copying" in wanted)
     with torch.inference_mode():
-        logits = heads.visit(units=units)
-        behaviour: dict[str, Any] = _repeats(subject, plan, logits) if "repeats" in wanted else _NO_REPEATS
+        heads.visit(units=units)
+        behaviour: dict[str, Any] = _repeats(subject, plan) if "repeats" in wanted else _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else _NO_LEARNING
         records = heads.records()
     return CheckpointScores(step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour, **learning)
@@ -168,15 +174,9 @@ _NO_REPEATS = dict.fromkeys(
 _NO_LEARNING = dict.fromkeys(("loss_nats", "in_context_learning_nats", "icl_positions", "hit_loss_nats"), None)
 
 
-def _repeats(subject: Subject, plan: Plan, probe_logits: list[Tensor]) -> dict[str, Any]:
-    loss_probe = plan.loss_in_order
-    if torch.equal(loss_probe.tokens, plan.probe.tokens):
-        batches = subject.batches(*plan.probe.tokens.shape) if len(probe_logits) > 1 else [slice(None)]
-        tokens = [plan.probe.tokens[batch] for batch in batches]
-        in_order = torch.cat([next_token_losses(*pair) for pair in zip(probe_logits, tokens, strict=True)])
-    else:
-        in_order = subject.losses(loss_probe.tokens)
-    losses = icl.repeat_losses(in_order, subject.losses(plan.loss_shuffled.tokens), loss_probe)
+def _repeats(subject: Subject, plan: Plan) -> dict[str, Any]:
+    in_order, shuffled = plan.loss_in_order, plan.loss_shuffled
+    losses = icl.repeat_losses(subject.losses(in_order.tokens), subject.losses(shuffled.tokens), in_order)
     order_gain = losses.order_gain
     return {
         "repeat_loss_nats": float(losses.later_copies.mean()),
@@ -205,12 +205,6 @@ def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
         "in_context_learning_by_window": tuple(learned.by_sequence.tolist()),
         "loss_by_position_nats": tuple(losses.double().mean(0).tolist()),
     }
-
-
-def _again(scored: CheckpointScores, checkpoint: Checkpoint) -> CheckpointScores:
-    return dataclasses.replace(
-        scored, step=checkpoint.step, tokens=checkpoint.tokens, same_weights_as_step=scored.step
-    )
 
 
 def _attention_maps(
@@ -255,11 +249,11 @@ def _map(head: HeadScore, step: int, words: tuple[str, ...], weights: Tensor) ->
     )
 
 
-def _notes(wanted: frozenset[str], done: list[CheckpointScores], plan: Plan) -> list[str]:
+def _notes(wanted: frozenset[str], done: list[CheckpointScores], bos: int | None) -> list[str]:
     notes = []
     if "copying" not in wanted:
         notes.append("copying is not measured: is_induction rests on prefix matching alone")
-    if plan.probe.bos is not None and "copying" in wanted:
+    if bos is not None and "copying" in wanted:
         notes.append("copying: 4r-1 without BOS among the sources; copying_with_bos has it with BOS")
     same = [(c.step, c.same_weights_as_step) for c in done if c.same_weights_as_step is not None]
     notes += [f"step {step} has the same weights as step {first}" for step, first in same]

@@ -140,7 +140,8 @@ class DetectionReport:
 
     `phase_transition` holds the JSON of that key (see interp.phase_transition), or None: no transition. `attention_maps`
     are of the strongest units of the last checkpoint; `notes` name every default that was shrunk and every score
-    that could not be measured.
+    that could not be measured. `model`: for models of other projects, what their files say (BOS, special tokens, dtype,
+    tied embeddings, norm folding) and which reader read them. `missing_steps` were asked for and are not in the series.
     """
 
     path: str
@@ -153,6 +154,8 @@ class DetectionReport:
     attention_maps: tuple[AttentionMap, ...] = ()
     notes: tuple[str, ...] = ()
     text: str | None = None
+    model: Mapping[str, Any] | None = None
+    missing_steps: tuple[int, ...] = ()
     wall_s: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 

@@ -1,0 +1,123 @@
+"""Scoring checkpoints one after the other: shared out over processes, each weight once, finished ones not again."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from interp.finished import Facts, Finished, FinishedFolder
+from interp.plan import Plan
+from interp.ranks import Ranks, current_ranks
+from interp.records import AttentionMap, CheckpointScores
+from interp.sources import Checkpoint
+from interp.subject import Subject
+from models.errors import CheckpointError, ConfigError
+
+Progress = Callable[[int, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What is done with a loaded checkpoint: choose the probes (once), score, and make maps (of the last one)."""
+
+    plan: Callable[[Subject], Plan]
+    measure: Callable[[Subject, Plan, Checkpoint], CheckpointScores]
+    maps: Callable[[Subject, Plan, CheckpointScores], tuple[AttentionMap, ...]]
+
+
+@dataclass(kw_only=True)
+class CheckpointRun:
+    """A run over checkpoints in step order.
+
+    Attributes:
+        finished: Where scores are kept and found again; None keeps none.
+        lenient: A checkpoint that cannot be read is left out and named, instead of ending the run.
+        left_out: "step N: why", for those.
+    """
+
+    work: Work
+    finished: FinishedFolder | None = None
+    lenient: bool = False
+    progress: Progress | None = None
+    left_out: list[str] = field(default_factory=list)
+    _plan: Plan | None = None
+    _seen: dict[str, Finished] = field(default_factory=dict)
+
+    def __call__(self, chosen: Sequence[Checkpoint]) -> list[Finished]:
+        """Scores of all checkpoints, in order; on several processes each does a part, and all get everything.
+
+        Raises:
+            CheckpointError, ConfigError: a checkpoint that cannot be read; where lenient, that none can.
+        """
+        ranks = current_ranks()
+        mine = ranks.share(chosen)
+        found = []
+        for n, checkpoint in enumerate(mine):
+            self._tell(ranks, n, len(mine), checkpoint.step)
+            try:
+                found.append(self._score(checkpoint, last=checkpoint is chosen[-1]))
+            except (CheckpointError, ConfigError) as error:
+                if not self.lenient:
+                    raise
+                self.left_out.append(f"step {checkpoint.step}: {error}")
+        if mine:
+            self._tell(ranks, len(mine), len(mine), mine[-1].step)
+        found, self.left_out = ranks.gather(found), ranks.gather(self.left_out)
+        if not found:
+            raise CheckpointError(f"no checkpoint can be read; {self.left_out[0]}")
+        return _marked(found)
+
+    def _tell(self, ranks: Ranks, done: int, total: int, step: int) -> None:
+        if self.progress and ranks.is_main:
+            self.progress(done, total, step)
+
+    def _score(self, checkpoint: Checkpoint, *, last: bool) -> Finished:
+        digest = checkpoint.sha256()
+        kept = self.finished.get(checkpoint.step, digest) if self.finished else None
+        # The last one is read whole: the maps are made from it.
+        if kept is None and not last and digest in self._seen:
+            kept = _again(self._seen[digest], checkpoint)
+        if kept is None or (last and kept.maps is None):
+            kept = self._computed(checkpoint, digest, last)
+            if self.finished:
+                self.finished.put(kept, digest)
+        if digest:
+            self._seen.setdefault(digest, kept)
+        return kept
+
+    def _computed(self, checkpoint: Checkpoint, digest: str | None, last: bool) -> Finished:
+        subject = checkpoint.open()
+        if self._plan is None:
+            self._plan = self.work.plan(subject)
+        plan = self._plan
+        scores = self.work.measure(subject, plan, checkpoint)
+        origin = subject.origin
+        digest = digest or (origin or {}).get("weight_sha256")
+        facts = Facts(
+            mixers=subject.mixers,
+            n_layers=subject.n_layers,
+            n_heads=subject.n_heads,
+            probe=plan.record,
+            notes=plan.notes,
+            text=plan.windows_from,
+            origin=origin,
+        )
+        maps = self.work.maps(subject, plan, scores) if last else None
+        return Finished(scores=dataclasses.replace(scores, weight_sha256=digest), facts=facts, maps=maps)
+
+
+def _again(finished: Finished, checkpoint: Checkpoint) -> Finished:
+    """The scores of equal weights, under this checkpoint's step."""
+    scores = dataclasses.replace(finished.scores, step=checkpoint.step, tokens=checkpoint.tokens)
+    return dataclasses.replace(finished, scores=scores, maps=None)
+
+
+def _marked(found: list[Finished]) -> list[Finished]:
+    """The same, each naming the first step that has its weights, where that is another one."""
+    first: dict[str, int] = {}
+    out = []
+    for finished in found:
+        scores = finished.scores
+        earlier = first.setdefault(scores.weight_sha256, scores.step) if scores.weight_sha256 else scores.step
+        same = None if earlier == scores.step else earlier
+        out.append(dataclasses.replace(finished, scores=dataclasses.replace(scores, same_weights_as_step=same)))
+    return out
