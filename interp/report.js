@@ -4,7 +4,7 @@
   const root = document.documentElement;
   const stored = {};
   document.querySelectorAll("script.figures").forEach((s) => Object.assign(stored, JSON.parse(s.textContent)));
-  const config = { displaylogo: false, responsive: true, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
+  const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
   const plain = { ...config, displayModeBar: false };
   const drawn = new Set();
   const at = {};
@@ -34,8 +34,17 @@
       const cursor = { type: "line", xref: "x", yref: "paper", x0: x, x1: x, y0: 0, y1: 1, line };
       figure.layout.shapes = (figure.layout.shapes || []).concat([cursor]);
     }
-    if (entry.role === "map") figure.layout.height = Math.min(Math.max(div.clientWidth * 0.9, 320), 860);
-    if (entry.role === "matrix") figure.layout.title = undefined;
+    if (entry.role === "map") {
+      // Cells stay square: the side is what the card leaves.
+      const { l, r, t, b } = figure.layout.margin;
+      const side = Math.max(Math.min(div.clientWidth - l - r, 720), 180);
+      Object.assign(figure.layout, { width: side + l + r, height: side + t + b });
+    }
+    if (entry.role === "matrix") {
+      // The page gives the heading, so its room goes.
+      Object.assign(figure.layout, { title: undefined, height: figure.layout.height - 30 });
+      figure.layout.margin.t = 12;
+    }
     const first = !drawn.has(div.id);
     drawn.add(div.id);
     const done = Plotly.react(div, data, figure.layout, entry.role === "matrix" ? plain : config);
@@ -94,6 +103,12 @@
   document.querySelectorAll("details").forEach((d) => d.addEventListener("toggle", () => {
     if (d.open) plots(d).forEach((div) => open(div) && draw(div));
   }));
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth === width) return;
+    width = window.innerWidth;
+    redraw();
+  });
   let before = null;
   window.addEventListener("beforeprint", () => { before = root.dataset.mode; if (dark()) show("light"); });
   window.addEventListener("afterprint", () => before && show(before));

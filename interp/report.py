@@ -49,7 +49,7 @@ def summary_report(reports: Mapping[str, DetectionReport], *, title: str = "Indu
         "runs-prefix_matching": "<b>Prefix matching</b> of the unit that is strongest at the last checkpoint. "
         "Diamonds: midpoints of transitions.",
         "runs-order_gain": "<b>Order gain</b>: what the order of repeated tokens is worth.",
-        "runs-in_context_learning": "<b>In-context-learning score</b>: late minus early loss, below 0 when context helps.",
+        "runs-in_context_learning": "<b>ICL score</b>: late minus early loss, below 0 when context helps.",
     }
     drawn = "".join(figure(name, "summary", captions[name]) for name in placed)
     for index, (name, report) in enumerate(reports.items()):
@@ -58,7 +58,7 @@ def summary_report(reports: Mapping[str, DetectionReport], *, title: str = "Indu
         inner += body(figures, report, f"run{index}")
         summary = f"<summary>{escaped(name)}<small>{escaped(mixers)}</small></summary>"
         runs.append(f'<details class="run">{summary}{inner}</details>')
-    over = f'<h2>Over training</h2><div class="grid wide">{drawn}</div>' if drawn else ""
+    over = f"<h2>Over training</h2>{drawn}" if drawn else ""
     parts = [_run_table(reports), over, "<h2>Each run</h2>", *runs, methods()]
     return _page(title, f"{len(reports)} runs", "".join(parts), figures)
 
@@ -79,22 +79,28 @@ def _name(path: str) -> str:
 
 
 def _run_table(reports: Mapping[str, DetectionReport]) -> str:
-    head = ["run", "mixers", "checkpoints", "induction heads", "strongest unit", "prefix matching", "order gain (nats)"]
+    head = [
+        "run",
+        "mixers",
+        "check&shy;points",
+        "induction heads",
+        "strongest unit, prefix matching",
+        "order gain (nats)",
+    ]
     head += ["ICL score (nats)", "onset, prefix matching", "onset, order gain", "lead (steps, 95%)"]
     rows = []
     for name, report in reports.items():
         last, found = report.checkpoints[-1], report.phase_transition or {}
-        best = strongest(last.heads, 1)
-        unit = unit_name(best[0], with_reading=several_readings(last.heads)) if best else "–"
-        onsets = [_onset(found.get(key), len(report.checkpoints)) for key in ("prefix_matching", "order_gain")]
-        lead = found.get("lead_steps")
-        n_found = len(report.induction_heads())
+        best, n_found = strongest(last.heads, 1), len(report.induction_heads())
+        unit = unit_name(best[0], with_reading=several_readings(last.heads)) if best else ""
         cells = [escaped(name), escaped(", ".join(dict.fromkeys(report.mixers))), str(len(report.checkpoints))]
-        cells += [str(n_found), escaped(unit), number(best[0].prefix_matching) if best else "–"]
-        cells += [number(last.order_gain_nats), number(last.in_context_learning_nats), *onsets]
+        cells += [str(n_found), f"{escaped(unit)} <b>{number(best[0].prefix_matching)}</b>" if best else "–"]
+        cells += [number(last.order_gain_nats), number(last.in_context_learning_nats)]
+        cells += [_onset(found.get(key), len(report.checkpoints)) for key in ("prefix_matching", "order_gain")]
+        lead = found.get("lead_steps")
         cells.append("–" if lead is None else f"{number(lead[0], 0)} to {number(lead[1], 0)}")
         rows.append(("yes" if n_found else "", cells))
-    return table(head, rows)
+    return '<div class="runs">' + table(head, rows) + "</div>"
 
 
 def _onset(curve: Mapping | None, n_checkpoints: int) -> str:
@@ -122,7 +128,7 @@ def _page(heading: str, subtitle: str, content: str, figures: FigureSet) -> str:
 <main>
 <header class="page"><div><h1>{escaped(heading)}</h1><p class="path">{escaped(subtitle)}</p></div>
 <button id="mode" type="button">Dark mode</button></header>
-<noscript><p class="finding">The figures are drawn by the script in this page; allow it to run to see them.</p></noscript>
+<noscript><p class="finding">The figures are drawn by the script in this page; allow it to run.</p></noscript>
 {content}
 <footer>Made by beyond-softmax. This page loads nothing from anywhere.</footer>
 </main>

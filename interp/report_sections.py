@@ -4,12 +4,13 @@ import html
 import json
 from collections.abc import Iterable, Sequence
 
-from interp.figures.attention_map import MOST_LABELS
+from interp.figures.attention_map import MOST_LABELS, MOST_SMALL
 from interp.figures.score_matrix import SCORES
 from interp.figures.token_text import visible
 from interp.figures.unit_name import READINGS, several_readings, unit_name
 from interp.records import DetectionReport, HeadScore
 from interp.report_figures import FigureSet, losses, maps, matrices, offsets, phase
+from interp.report_terms import TERMS
 from interp.report_text import finding, signed
 
 N_HEADS_SHOWN = 24
@@ -17,24 +18,6 @@ TRANSITION_NAMES = {
     "prefix_matching": "prefix matching",
     "order_gain": "order gain (nats)",
     "in_context_learning": "ICL score (nats)",
-}
-TERMS = {
-    "Prefix matching": "Weight that a position pays to the tokens that followed earlier copies of its own token, on random "
-    "tokens repeated in order; summed over those tokens, mean over positions that have one. 1 for a perfect induction "
-    "head; chance is what uniform attention gets on the same sequences.",
-    "Previous token": "Weight on the position just before. Chance: uniform attention.",
-    "Copying (edge)": "On the repeated tokens, the contribution of each induction edge alone goes straight to the logits: how "
-    "much it raises the token it reads, against all tokens of the sequence. 4r − 1 in [−1, 1]; a token raised alone gives 1.",
-    "Copying (logit)": "The same for whole head outputs on tokens that do not repeat, weighted by attention.",
-    "Copying (eigenvalue)": "Sum of the real parts of the eigenvalues of the output-value circuit from token to token, over "
-    "the sum of their absolute values; in [−1, 1], 0 for random matrices.",
-    "Order gain": "Loss on later copies when each copy is shuffled on its own, minus the loss when they are in order (nats). "
-    "It is 0 for a model that only learns which tokens occur.",
-    "ICL score": "Loss late in the sequence minus loss early (nats); below 0 when context helps. Not all of it is induction.",
-    "Readings": "pattern: the attention matrix that makes the output. ssm: the implied attention of a state-space recurrence "
-    "alone. block: the whole mixer, its convolution and gate included, by norms of contribution vectors.",
-    "Normalisation": "none: the weights as they are. abs_row: absolute value over the row's sum. contribution: norm of the "
-    "contribution vector over the row's sum.",
 }
 
 
@@ -47,7 +30,8 @@ def figure(name: str, run: str, caption: str, *, heading: str = "", wide: bool =
     """A place that the script draws figure `name` into; `caption` is HTML, `wide` takes a grid's whole row."""
     text = f"<figcaption>{caption}</figcaption>" if caption else ""
     above = f"<h4>{escaped(heading)}</h4>" if heading else ""
-    return f'<figure{" class=whole" if wide else ""}>{above}<div class="plot" id="{escaped(name)}" data-run="{escaped(run)}"></div>{text}</figure>'
+    place = f'<div class="plot" id="{escaped(name)}" data-run="{escaped(run)}"></div>'
+    return f"<figure{' class=whole' if wide else ''}>{above}{place}{text}</figure>"
 
 
 def table(head: Sequence[str], body: Iterable[tuple[str, Sequence[str]]]) -> str:
@@ -102,8 +86,8 @@ def phase_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
         return ""
     found = report.phase_transition
     caption = (
-        "Units are named by layer and head; ● marks an induction head; grey lines are the other units. Dotted: chance, and "
-        "0 nats. Bands around lines: one standard error. Step 0 stands at the left end of the logarithmic axis."
+        "Units are named by layer and head; ● marks an induction head; grey lines are the other units. Dotted: chance, "
+        "and 0 nats. Bands around lines: one standard error. Step 0 stands at the left end of the logarithmic axis."
         + (" Shaded: 95% interval of the onset; dashed: midpoint." if found else "")
         + " Click a point to show its checkpoint below."
     )
@@ -149,8 +133,10 @@ def matrix_section(figures: FigureSet, report: DetectionReport, run: str) -> str
         steps = json.dumps([checkpoint.step for checkpoint in report.checkpoints])
         last = len(report.checkpoints) - 1
         parts.append(
-            f'<div class="steps" data-run="{escaped(run)}" data-steps="{escaped(steps)}"><button type="button">Play</button>'
-            f'<input type="range" min="0" max="{last}" value="{last}" step="1" aria-label="checkpoint"><output></output></div>'
+            f'<div class="steps" data-run="{escaped(run)}" data-steps="{escaped(steps)}">'
+            '<button type="button">Play</button>'
+            f'<input type="range" min="0" max="{last}" value="{last}" step="1" aria-label="checkpoint">'
+            "<output></output></div>"
         )
     for reading, names in placed.items():
         parts.append(f"<h3>{escaped(READINGS.get(reading, reading))}</h3>")
@@ -176,12 +162,12 @@ def map_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
                 run,
                 f"<b>{escaped(unit_name(picture, with_reading=with_reading))}</b> at step {picture.step:,}, reading "
                 f"{escaped(picture.reading)}, normalisation {escaped(picture.normalisation)}.",
-                wide=len(picture.tokens) > MOST_LABELS,
+                wide=MOST_SMALL < len(picture.tokens) <= MOST_LABELS,
             )
         )
     about = (
-        "What each destination (row) reads from each source (column). Outlines are the induction targets: the tokens that "
-        "followed earlier copies of the destination's token. Point at a cell for both tokens and the value."
+        "What each destination (row) reads from each source (column). Outlines are the induction targets: the tokens "
+        "that followed earlier copies of the destination's token. Point at a cell for both tokens and the value."
     )
     return f'<h2>Attention maps</h2><p class="lede">{about}</p><div class="grid wide">{"".join(parts)}</div>'
 

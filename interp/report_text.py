@@ -69,24 +69,16 @@ def transition_sentences(report: DetectionReport) -> list[str]:
         return []
     found = report.phase_transition
     if found is None:
-        return [
-            "No phase transition: neither prefix matching nor the order gain has a step that noise or drift would not give."
-        ]
-    parts = [
-        f"{name} sets in between {steps_between(found[key]['onset_step'])}"
-        for key, name in CURVES.items()
-        if found.get(key) is not None
-    ]
-    first = parts[0][0].upper() + parts[0][1:]
-    sentences = [", ".join([first, *parts[1:]]) + "."]
+        return ["No phase transition: neither prefix matching nor the order gain has a step beyond noise and drift."]
+    there = [(name, found[key]["onset_step"]) for key, name in CURVES.items() if found.get(key) is not None]
+    (name, interval), *others = there
+    parts = [f"{name[0].upper()}{name[1:]} sets in between {steps_between(interval)}"]
+    parts += [f"{name} between {steps_between(interval)}" for name, interval in others]
+    sentences = [", ".join(parts) + "."]
     absent = [name for key, name in CURVES.items() if found.get(key) is None]
     if absent:
-        text = " and ".join(absent)
-        sentences.append(
-            f"{text[0].upper()}{text[1:]} {'has' if len(absent) == 1 else 'have'} no transition of their own.".replace(
-                "has no transition of their own", "has no transition of its own"
-            )
-        )
+        text, verb = " and ".join(absent), "has" if len(absent) == 1 else "have"
+        sentences.append(f"{text[0].upper()}{text[1:]} {verb} no transition.")
     return sentences + ([lead_sentence(found)] if found.get("lead_steps") is not None else [])
 
 

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from interp.figures.theme import colour_bar, scale, style, theme_of
+from interp.figures.theme import Theme, colour_bar, scale, style, theme_of
 from interp.figures.token_text import label
 
 # Largest side drawn cell by cell; longer sequences are drawn as block maxima of the absolute value.
 MOST_CELLS = 256
 # Up to this many tokens every one is labelled; beyond, every k-th (hover always names both).
-MOST_LABELS = 56
+MOST_LABELS = 64
+# Above this many, labels need a large figure.
+MOST_SMALL = 36
 
 
 def attention_map(
@@ -65,6 +67,7 @@ def attention_map(
             | {"len": 0.7},
             hoverongaps=False,
             name=quantity,
+            hoverlabel={"align": "left"},
             hovertemplate="destination %{y}<br>reads source %{x}<br><b>%{z:.4f}</b><extra></extra>",
         )
     )
@@ -133,17 +136,24 @@ def _outlines(figure: go.Figure, places: list[tuple[int, int]], n: int, colour: 
     )
 
 
-def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray, theme) -> None:
+def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray, theme: Theme) -> None:
     """The heatmap's axes name every token for the hover and are hidden; thinned labels stand on axes over them."""
     n = len(tokens)
-    stride = next(k for k in (1, 2, 5, 10, 20, 25, 50, 100, 250, 10**9) if n / k <= MOST_LABELS)
+    stride = 1 if n <= MOST_LABELS else next(k for k in (5, 10, 20, 25, 50, 100, 250, 10**9) if n / k <= 26)
     thin = list(range(0, n, stride))
     texts = [label(tokens[i], limit=8) for i in thin] if stride == 1 else [f"{i}" for i in thin]
     named = np.clip(centres.round().astype(int), 0, n - 1)
     full = [f"‘{label(tokens[i], limit=24)}’ @{i}" for i in named]
-    size = 11 if n <= 36 else 9
-    shared = {"showgrid": False, "zeroline": False, "showline": False, "ticks": "", "tickmode": "array"}
-    labels = {"tickvals": thin, "ticktext": texts, "tickfont": {"size": size, "color": theme.muted}, "automargin": True}
+    size = 11 if n <= MOST_SMALL or stride > 1 else 9
+    shared = {
+        "showgrid": False,
+        "zeroline": False,
+        "showline": False,
+        "ticks": "",
+        "tickmode": "array",
+        "automargin": False,
+    }
+    labels = {"tickvals": thin, "ticktext": texts, "tickfont": {"size": size, "color": theme.muted}}
     hidden = {"tickvals": centres, "ticktext": full, "showticklabels": False}
     across, down = {"range": [-0.5, n - 0.5]}, {"range": [n - 0.5, -0.5]}
     kind = " token" if stride == 1 else " position"
@@ -152,17 +162,20 @@ def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray,
     def named_axis(text: str) -> dict:
         return {"title": {"text": text + kind, "standoff": 8, "font": font}}
 
-    over_x, over_y = (
-        {"overlaying": "x", "matches": "x", "side": "bottom"},
-        {"overlaying": "y", "matches": "y", "side": "left"},
-    )
-    turned = {"tickangle": -90 if stride == 1 else 0, "constrain": "domain"}
+    over_x = {"overlaying": "x", "matches": "x", "side": "bottom", "tickangle": -90 if stride == 1 else 0}
+    over_y = {"overlaying": "y", "matches": "y", "side": "left"}
+    reach = round(0.62 * size * max(len(text) for text in texts)) + 44
+    margin = {"l": reach, "r": 104, "t": 44 if figure.layout.title.text else 14, "b": reach if stride == 1 else 58}
+    side = min(max(17 * n, 340), 700) if stride == 1 else 520
     figure.update_layout(
-        xaxis={**shared, **hidden, **across, "constrain": "domain"},
-        yaxis={**shared, **hidden, **down, "scaleanchor": "x", "constrain": "domain"},
-        xaxis2={**shared, **labels, **across, **over_x, **turned, **named_axis("source")},
-        yaxis2={**shared, **labels, **down, **over_y, "constrain": "domain", **named_axis("destination")},
+        xaxis={**shared, **hidden, **across},
+        yaxis={**shared, **hidden, **down},
+        xaxis2={**shared, **labels, **across, **over_x, **named_axis("source")},
+        yaxis2={**shared, **labels, **down, **over_y, **named_axis("destination")},
         showlegend=False,
-        height=560,
-        margin={"l": 70, "r": 10, "t": 44 if figure.layout.title.text else 14, "b": 70},
+        margin=margin,
+        # A fixed size keeps cells square; the overlaid axes would not follow a constrained aspect.
+        autosize=False,
+        width=side + margin["l"] + margin["r"],
+        height=side + margin["t"] + margin["b"],
     )

@@ -1,6 +1,6 @@
 """Names beside the right ends of lines, spread so that they do not overlap."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import plotly.graph_objects as go
 
@@ -34,27 +34,30 @@ def _top(block: list, gap: float) -> float:
     return block[1] + gap * (len(block[0]) - 1) / 2
 
 
+def room_for(texts: Iterable[str], *, size: int = 12) -> int:
+    """Right margin, in pixels, that the longest label needs."""
+    return 22 + round(0.62 * size * max((len(text) for text in texts), default=0))
+
+
 def label_ends(
     figure: go.Figure,
     labels: Sequence[tuple[str, float, str]],
     *,
-    x: float,
-    xref: str = "x",
     yref: str = "y",
     y_range: tuple[float, float],
     panel_px: float,
     size: int = 12,
 ) -> None:
-    """Add `(text, y, colour)` labels right of `x`, in one panel `panel_px` high whose axis spans `y_range`."""
+    """Add `(text, y, colour)` labels in the right margin, beside a panel `panel_px` high whose axis spans `y_range`."""
     low, high = y_range
     gap = (size + 4) / panel_px * (high - low)
     places = spread([y for _, y, _ in labels], gap=gap, low=low + gap / 2, high=high - gap / 2)
     for (text, _, colour), place in zip(labels, places, strict=True):
         figure.add_annotation(
             text=text,
-            x=x,
+            x=1,
             y=place,
-            xref=xref,
+            xref="paper",
             yref=yref,
             xanchor="left",
             yanchor="middle",

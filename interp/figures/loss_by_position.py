@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from interp.figures.direct_label import label_ends
+from interp.figures.direct_label import label_ends, room_for
 from interp.figures.step_axis import short
 from interp.figures.theme import style, theme_of
 
@@ -59,14 +59,23 @@ def loss_by_position(
     every = np.concatenate([np.asarray(losses[index], dtype=np.float64) for index in chosen])
     margin = 0.05 * float(np.ptp(every) or 1.0)
     y_range = (float(every.min()) - margin, float(every.max()) + margin)
-    figure.update_xaxes(range=[-0.01 * n, 1.13 * n], title_text="position", showgrid=False)
+    figure.update_xaxes(range=[-0.01 * n, 1.01 * n], title_text="position", showgrid=False)
     figure.update_yaxes(range=y_range, title_text="loss (nats)")
-    label_ends(figure, labels, x=n - 1, y_range=y_range, panel_px=270, size=11)
+    label_ends(figure, labels, y_range=y_range, panel_px=270, size=11)
     for place, name in zip(positions or (), ("late", "early"), strict=False):
         figure.add_vline(
             x=place,
             line={"color": theme.muted, "width": 1, "dash": "dot"},
-            annotation={"text": name, "font": {"size": 11, "color": theme.muted}, "yanchor": "bottom", "y": 1},
+            annotation={
+                "text": name,
+                "font": {"size": 11, "color": theme.muted},
+                "yanchor": "top",
+                "xanchor": "left",
+                "y": 1,
+            },
         )
-    figure.update_layout(showlegend=False, margin={"l": 60, "r": 10, "t": 44 if title else 28, "b": 50})
+    figure.update_layout(
+        showlegend=False,
+        margin={"l": 60, "r": room_for((text for text, _, _ in labels), size=11), "t": 44 if title else 22, "b": 50},
+    )
     return figure

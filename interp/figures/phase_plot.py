@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
-from interp.figures.direct_label import label_ends
+from interp.figures.direct_label import label_ends, room_for
 from interp.figures.step_axis import axis_layout, positions, short
 from interp.figures.theme import Theme, style, theme_of, transparent
 from interp.figures.unit_name import several_readings, unit_name
@@ -19,8 +19,6 @@ LOSSES = (
 )
 PANEL_PX = {"prefix_matching": 230, "order_gain": 140, "in_context_learning": 140}
 GAP_PX, TOP_PX, BOTTOM_PX = 26, 34, 56
-# Room for direct labels, as a share of the axis.
-ROOM = 0.13
 
 
 def phase_plot(
@@ -64,7 +62,12 @@ def phase_plot(
     figure.update_layout(
         hovermode="closest",
         showlegend=False,
-        margin={"l": 84, "r": 16, "t": TOP_PX + (30 if title else 0), "b": BOTTOM_PX},
+        margin={
+            "l": 84,
+            "r": room_for(note.text for note in figure.layout.annotations if note.xref == "paper"),
+            "t": TOP_PX + (30 if title else 0),
+            "b": BOTTOM_PX,
+        },
     )
     return figure
 
@@ -79,7 +82,7 @@ def _axes(figure: go.Figure, steps: list[int], panels: list[str], heights: list[
         figure.layout[f"yaxis{suffix}"].update(domain=domain, title={"text": titles[name], "standoff": 12}, nticks=5)
         figure.layout[f"xaxis{suffix}"].update(
             {
-                **axis_layout(steps, room=ROOM),
+                **axis_layout(steps),
                 "anchor": f"y{suffix}",
                 "showticklabels": last,
                 "ticks": "outside" if last else "",
@@ -120,7 +123,7 @@ def _head_lines(figure: go.Figure, checkpoints: Sequence[CheckpointScores], n_na
     lowest = min([0.0, *(h.prefix_matching for c in checkpoints for h in c.heads)])
     y_range = (lowest - 0.03, highest + 0.04)
     figure.update_layout(yaxis={"range": y_range})
-    label_ends(figure, labels, x=places[-1], y_range=y_range, panel_px=PANEL_PX["prefix_matching"])
+    label_ends(figure, labels, y_range=y_range, panel_px=PANEL_PX["prefix_matching"])
 
 
 def _head_line(
@@ -187,7 +190,8 @@ def _loss_line(figure: go.Figure, checkpoints: Sequence[CheckpointScores], name:
     figure.update_layout({f"yaxis{index}": {"range": y_range}, f"xaxis{index}": {}})
     label = next(text for key, _, text in LOSSES if key == name)
     axis = {"xref": f"x{index}", "yref": f"y{index}"}
-    label_ends(figure, [(label, values[-1], colour)], x=places[-1], y_range=y_range, panel_px=PANEL_PX[name], **axis)
+    ends = {"y_range": y_range, "panel_px": PANEL_PX[name], "yref": f"y{index}"}
+    label_ends(figure, [(label, values[-1], colour)], **ends)
     figure.add_shape(
         type="line",
         x0=places[0],

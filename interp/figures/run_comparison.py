@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import plotly.graph_objects as go
 
-from interp.figures.direct_label import label_ends
+from interp.figures.direct_label import label_ends, room_for
 from interp.figures.step_axis import axis_layout, positions
 from interp.figures.theme import style, theme_of
 from interp.figures.token_text import label
@@ -46,7 +46,7 @@ def run_comparison(
     margin = 0.06 * float(np.ptp([0.0, *every]) or 1.0)
     span = y_range or (min(0.0, float(every.min())) - margin, max(0.0, float(every.max())) + margin)
     for (name, (steps, values)), colour in zip(curves.items(), theme.series * 4, strict=False):
-        places, text = positions(grid, steps), label(name, limit=22).replace("␣", " ")
+        places, text = positions(grid, steps), label(name, limit=28).replace("␣", " ")
         figure.add_scatter(
             x=places,
             y=values,
@@ -74,9 +74,12 @@ def run_comparison(
                 hovertemplate=f"{text}<br>midpoint {middle:,.0f}<extra></extra>",
                 name=f"{text} midpoint",
             )
-    style(figure, theme, title=title, height=320)
-    figure.update_xaxes(**axis_layout(grid, room=0.2))
+    style(figure, theme, title=title, height=270)
+    figure.update_xaxes(**axis_layout(grid))
     figure.update_yaxes(title_text=quantity, range=span)
-    label_ends(figure, labels, x=positions(grid)[-1], y_range=span, panel_px=240)
-    figure.update_layout(showlegend=False, margin={"l": 64, "r": 10, "t": 44 if title else 20, "b": 52})
+    label_ends(figure, labels, y_range=span, panel_px=190)
+    figure.update_layout(
+        showlegend=False,
+        margin={"l": 64, "r": room_for(text for text, _, _ in labels), "t": 44 if title else 20, "b": 52},
+    )
     return figure

@@ -192,6 +192,7 @@ def _layout(figure: go.Figure, layers: list[int], n_heads: int, letter: str, the
         range=[-0.5, n_heads - 0.5],
         title={"text": units, "standoff": 6},
         showgrid=False,
+        showline=False,
         ticks="",
     )
     figure.update_yaxes(
@@ -201,6 +202,7 @@ def _layout(figure: go.Figure, layers: list[int], n_heads: int, letter: str, the
         range=[len(layers) - 0.5, -0.5],
         title={"text": "layer", "standoff": 6},
         showgrid=False,
+        showline=False,
         ticks="",
     )
     figure.update_layout(plot_bgcolor=theme.missing, margin={"l": 52, "r": 10, "t": 42, "b": 46})

@@ -43,21 +43,21 @@ def ticks(steps: Sequence[int], *, n_most: int = 10) -> tuple[list[float], list[
     values = [float(np.log(step)) for step in rounds]
     labels = [short(step) for step in rounds]
     if 0 in steps:
-        gap = (places[-1] - places[0]) / 40
+        gap = (places[-1] - places[0]) / 24
         kept = [index for index, value in enumerate(values) if value - places[0] > gap]
         values = [float(places[0]), *(values[i] for i in kept)]
         labels = ["0", *(labels[i] for i in kept)]
     return values, labels
 
 
-def axis_layout(steps: Sequence[int], *, room: float = 0.0, title: str = "training step (log)") -> dict:
-    """Plotly layout of the axis; `room` is the share of its length kept free at the right for direct labels."""
+def axis_layout(steps: Sequence[int], *, title: str = "training step (log)") -> dict:
+    """Plotly layout of the axis."""
     places, (values, labels) = positions(steps), ticks(steps)
     length = max(float(np.ptp(places)), 1e-6)
     return {
         "tickmode": "array",
         "tickvals": values,
         "ticktext": labels,
-        "range": [places[0] - 0.02 * length, places[-1] + (0.02 + room) * length],
+        "range": [places[0] - 0.02 * length, places[-1] + 0.01 * length],
         "title": {"text": title},
     }

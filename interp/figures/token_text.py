@@ -13,7 +13,8 @@ def visible(token: str | bytes, *, limit: int | None = None) -> str:
     """One token as plain visible text, not yet escaped.
 
     Whitespace becomes a symbol; control, format (bidirectional overrides among them) and unpaired surrogate characters
-    become their code point in angle brackets, bytes that are not UTF-8 their hexadecimal values. Cut at `limit` characters.
+    become their code point in angle brackets, bytes that are not UTF-8 their hexadecimal values. Cut at `limit`
+    characters.
     """
     if isinstance(token, bytes):
         try:
@@ -44,7 +45,7 @@ def label(token: str | bytes, *, limit: int | None = 12) -> str:
     tokens are never put.
     """
     text = visible(token, limit=limit)
-    escaped = html.escape(text, quote=True).replace("$", "&#36;")
+    escaped = html.escape(text, quote=False).replace("$", "&#36;")
     if any(unicodedata.bidirectional(character) in ("R", "AL") for character in text):
         return ISOLATE + escaped + POP
     return escaped
