@@ -17,12 +17,10 @@ from interp.finished import FinishedFolder
 from interp.head_scores import HeadScores
 from interp.phase_transition import from_checkpoints
 from interp.plan import Plan, corpus_windows, make_plan
-from interp.records import AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
+from interp.records import SCORES, AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LayerView, Subject
 
-# Prefix matching and previous token are always read: everything else is called by them.
-SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning", "repeats")
 # Most window tokens read at every checkpoint, by size of the model.
 _WINDOW_TOKENS, _WINDOW_TOKENS_LARGE, _LARGE_WEIGHTS = 1 << 14, 1 << 12, 20_000_000
 
@@ -40,6 +38,7 @@ def detect(
     mamba_units: str | None = None,
     bos: int | None | str = "auto",
     text: str | None = None,
+    via: str = "auto",
     n_windows: int | None = None,
     n_maps: int = 6,
     resume: str | Path | None = None,
@@ -57,6 +56,8 @@ def detect(
         bos: `auto` for the model's own; an id; or None for none.
         text: File or folder to take text windows from; by default the run's evaluation windows, and for models that
             bring a tokenizer but no windows the standard library.
+        via: Models of other projects: `mixers` (read into our own mixers), `bridge` (TransformerLens's, softmax only), or
+            `auto`: our mixers where there is a reader for the architecture, the bridge for the rest.
         n_windows: How many text windows; by default what fits 16,384 tokens (4,096 for models above 20 M weights).
         n_maps: Attention maps kept, of the strongest units of the last checkpoint.
         resume: A folder that keeps the scores of each finished checkpoint, and from which a detection with the same
@@ -68,13 +69,14 @@ def detect(
     """
     started = time.perf_counter()
     wanted = _checked_scores(scores)
-    source = open_source(target, device=_checked_device(device), bos=bos, steps=steps)
+    source = open_source(target, device=_checked_device(device), bos=bos, steps=steps, via=via)
     missing: list[int] = []
     chosen = list(source.at_steps(steps, missing if source.lenient else None))
     probe = {"period": period, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
     settings = {
         "scores": sorted(wanted),
         "probe": [n_sequences, period, repeats, seed, bos],
+        "via": via,
         "text": [text, n_windows, _window_hash(source.windows)],
         "units": mamba_units,
         "maps": n_maps,

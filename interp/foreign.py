@@ -10,26 +10,26 @@ from interp.sources import Checkpoint, Source, read_by
 from interp.subject import Subject
 
 
-def foreign_checkpoint(path: Path, *, step: int, device: str, bos: int | None | str) -> Checkpoint:
+def foreign_checkpoint(path: Path, *, step: int, device: str, bos: int | None | str, via: str) -> Checkpoint:
     """A Hugging Face folder or a `.gguf` file, not loaded yet."""
     return Checkpoint(
         step=step,
         tokens=None,
         weight_files=(),
-        open=lambda: open_foreign(path, device=device, bos=bos),
+        open=lambda: open_foreign(path, device=device, bos=bos, via=via),
         identity=lambda: _identity(path),
     )
 
 
-def foreign_series(path: Path, *, device: str, bos: int | None | str) -> Source | None:
+def foreign_series(path: Path, *, device: str, bos: int | None | str, via: str) -> Source | None:
     """A local folder with one Hugging Face folder for each revision; None where it is none."""
     from models.pretrained import open_series
 
     series = open_series(path)
-    return None if series is None else _source(series, device, bos)
+    return None if series is None else _source(series, device, bos, via)
 
 
-def hub_source(name: str, *, steps: Any, device: str, bos: int | None | str) -> Source:
+def hub_source(name: str, *, steps: Any, device: str, bos: int | None | str, via: str) -> Source:
     """A model on the hub: `NAME@REVISION`, or NAME for its main branch; with `steps`, NAME's series of revisions.
 
     Raises:
@@ -47,29 +47,41 @@ def hub_source(name: str, *, steps: Any, device: str, bos: int | None | str) -> 
             raise DetectionError(
                 f"{name} has no revision that names a step: leave out the steps, or give {name}@REVISION"
             )
-        return _source(series, device, bos)
+        return _source(series, device, bos, via)
 
     def load() -> Subject:
         folder = Path(download(name, revision or None))
-        return open_foreign(folder, device=device, bos=bos, name=name, revision=revision or None)
+        return open_foreign(folder, device=device, bos=bos, via=via, name=name, revision=revision or None)
 
     checkpoint = Checkpoint(step=step_of(revision) or 0, tokens=None, weight_files=(), open=load)
     return Source(path=f"{name}@{revision}" if revision else name, checkpoints=(checkpoint,))
 
 
 def open_foreign(
-    path: Path, *, device: str, bos: int | None | str, name: str | None = None, revision: str | None = None
+    path: Path,
+    *,
+    device: str,
+    bos: int | None | str,
+    via: str = "auto",
+    name: str | None = None,
+    revision: str | None = None,
 ) -> Subject:
-    """Load into our own mixers, or through the bridge where this kind of model has no reader; `origin` says which.
+    """Load into our own mixers (`via` "mixers"), or through the bridge ("bridge"); `origin` says which, and why.
+
+    "auto" takes our mixers, and the bridge for kinds of models that have no reader here.
 
     Raises:
         CheckpointError, ConfigError, DetectionError: one line on what cannot be read.
     """
     from models.pretrained import UnsupportedArchitecture, load_opened, open_pretrained
 
+    if via == "bridge":
+        return _through_bridge(path, "asked for", device, bos, name, revision)
     try:
         opened = open_pretrained(path)
     except UnsupportedArchitecture as error:
+        if via == "mixers":
+            raise
         return _through_bridge(path, str(error), device, bos, name, revision)
     return read_by(load_opened(opened, device=device, name=name, revision=revision), bos)
 
@@ -102,8 +114,8 @@ def _through_bridge(
     return subject
 
 
-def _source(series: Any, device: str, bos: int | None | str) -> Source:
-    checkpoints = tuple(_revision(series, revision, device, bos) for revision in series.revisions)
+def _source(series: Any, device: str, bos: int | None | str, via: str) -> Source:
+    checkpoints = tuple(_revision(series, revision, device, bos, via) for revision in series.revisions)
     return Source(
         path=series.path,
         checkpoints=checkpoints,
@@ -112,10 +124,10 @@ def _source(series: Any, device: str, bos: int | None | str) -> Source:
     )
 
 
-def _revision(series: Any, revision: Any, device: str, bos: int | None | str) -> Checkpoint:
+def _revision(series: Any, revision: Any, device: str, bos: int | None | str, via: str) -> Checkpoint:
     def load() -> Subject:
         with series.folder(revision) as folder:
-            return open_foreign(folder, device=device, bos=bos, name=series.path, revision=revision.name)
+            return open_foreign(folder, device=device, bos=bos, via=via, name=series.path, revision=revision.name)
 
     identity: Callable[[], str | None]
     if series.on_hub:

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 FORMAT = 1
+# What `--scores` accepts. Prefix matching and previous token are always read: the rest is called by them.
+SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning", "repeats")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject, Subject
 
+WAYS = ("auto", "bridge", "mixers")
 ACCEPTED = (
     "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a folder of its "
     "revisions, or a .gguf file"
@@ -113,7 +114,7 @@ def select_steps(
 
 
 def open_source(
-    target: Any, *, device: str = "cpu", bos: int | None | str = "auto", steps: Any = None
+    target: Any, *, device: str = "cpu", bos: int | None | str = "auto", steps: Any = None, via: str = "auto"
 ) -> Source:
     """What stands at a path or hub name; or a LanguageModel, TransformerBridge or Subject, as a source of one checkpoint.
 
@@ -122,6 +123,8 @@ def open_source(
     Raises:
         DetectionError, models.CheckpointError, models.ConfigError: nothing there that can be read.
     """
+    if via not in WAYS:
+        raise DetectionError(f"via {via!r}; accepted: {', '.join(WAYS)}")
     if not isinstance(target, str | Path):
         return _in_memory(target, bos)
     path = Path(target)
@@ -129,16 +132,16 @@ def open_source(
         if isinstance(target, str) and _HUB_NAME.fullmatch(target):
             from interp.foreign import hub_source
 
-            return hub_source(target, steps=steps, device=device, bos=bos)
+            return hub_source(target, steps=steps, device=device, bos=bos, via=via)
         raise DetectionError(f"{path} does not exist; accepted: {ACCEPTED}, or an owner/name[@revision] on the hub")
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise DetectionError(f"{path} is a file of another kind; accepted: {ACCEPTED}")
-        return _hugging_face(path, device, bos)
-    return _folder(path, device, bos)
+        return _hugging_face(path, device, bos, via)
+    return _folder(path, device, bos, via)
 
 
-def _folder(path: Path, device: str, bos: int | None | str) -> Source:
+def _folder(path: Path, device: str, bos: int | None | str, via: str) -> Source:
     steps = [entry for entry in path.glob("step_*") if entry.is_dir()]
     config = path / "config.json"
     ggufs = sorted(path.glob("*.gguf"))
@@ -149,18 +152,20 @@ def _folder(path: Path, device: str, bos: int | None | str) -> Source:
     if steps:
         return _series(path, device, bos)
     if ggufs:
-        return _hugging_face(ggufs[0], device, bos)
+        return _hugging_face(ggufs[0], device, bos, via)
     if not config.exists():
         from interp.foreign import foreign_series
 
-        revisions = foreign_series(path, device=device, bos=bos)
+        revisions = foreign_series(path, device=device, bos=bos, via=via)
         if revisions is not None:
             return revisions
         empty = "is empty" if not any(path.iterdir()) else "holds no model"
         raise DetectionError(f"{path} {empty}; accepted: {ACCEPTED}")
     if "model_type" in _read_json(config) and "format" not in _read_json(config):
-        return _hugging_face(path, device, bos)
-    checkpoint = _checkpoint(path, _step_of(path), device, bos)
+        return _hugging_face(path, device, bos, via)
+    step = _step_of(path)
+    tokens = _tokens_by_step(path.parent / "metrics.jsonl").get(step)
+    checkpoint = _checkpoint(path, step, device, bos, tokens)
     windows, windows_from = _windows(path.parent)
     return Source(path=str(path), checkpoints=(checkpoint,), windows=windows, windows_from=windows_from)
 
@@ -168,19 +173,22 @@ def _folder(path: Path, device: str, bos: int | None | str) -> Source:
 def _series(path: Path, device: str, bos: int | None | str) -> Source:
     from models.checkpoint import list_checkpoints
 
-    checkpoints = tuple(_checkpoint(folder, step, device, bos) for step, folder in list_checkpoints(path))
+    tokens = _tokens_by_step(path / "metrics.jsonl")
+    checkpoints = tuple(
+        _checkpoint(folder, step, device, bos, tokens.get(step)) for step, folder in list_checkpoints(path)
+    )
     windows, windows_from = _windows(path)
     return Source(path=str(path), checkpoints=checkpoints, windows=windows, windows_from=windows_from)
 
 
-def _checkpoint(folder: Path, step: int, device: str, bos: int | None | str) -> Checkpoint:
+def _checkpoint(
+    folder: Path, step: int, device: str, bos: int | None | str, tokens: int | None
+) -> Checkpoint:
     def load() -> Subject:
         from models.checkpoint import load_model
 
         return read_by(load_model(folder, device=device), bos)
 
-    training = folder / "training.json"
-    tokens = _read_json(training).get("tokens") if training.exists() else None
     weights = folder / "model.safetensors"
     files = (weights,) if weights.exists() else ()
     return Checkpoint(step=step, tokens=tokens, weight_files=files, open=load)
@@ -195,10 +203,11 @@ def read_by(model: Any, bos: int | None | str) -> Subject:
     return subject
 
 
-def _hugging_face(path: Path, device: str, bos: int | None | str) -> Source:
+def _hugging_face(path: Path, device: str, bos: int | None | str, via: str) -> Source:
     from interp.foreign import foreign_checkpoint
 
-    return Source(path=str(path), checkpoints=(foreign_checkpoint(path, step=0, device=device, bos=bos),))
+    checkpoint = foreign_checkpoint(path, step=0, device=device, bos=bos, via=via)
+    return Source(path=str(path), checkpoints=(checkpoint,))
 
 
 def _in_memory(model: Any, bos: int | None | str) -> Source:
@@ -227,6 +236,22 @@ def _windows(run_folder: Path) -> tuple[Int[Tensor, "window seq"] | None, str | 
     if tokens is None or tokens.ndim != 2 or tokens.is_floating_point():
         raise DetectionError(f"{path} must hold integers `tokens` [window seq]; it holds {', '.join(tensors)}")
     return tokens.to(torch.int64), path.name
+
+
+def _tokens_by_step(metrics: Path) -> dict[int, int]:
+    """Tokens trained on at each step, from a run's metrics; empty where there are none."""
+    if not metrics.exists():
+        return {}
+    found = {}
+    for line in metrics.read_text(encoding="utf-8").splitlines():
+        # The last line of a run that was killed may be cut off.
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get("tokens"), int):
+            found[record.get("step")] = record["tokens"]
+    return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:
