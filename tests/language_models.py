@@ -16,8 +16,8 @@ D_VOCAB, N_CTX = 13, 24
 
 SOFTMAX = SoftmaxAttentionConfig(n_heads=2)
 LINEAR = LinearAttentionConfig(n_heads=2, d_conv=3)
-MAMBA1 = Mamba1Config(d_state=4, d_inner=6)
-MAMBA2 = Mamba2Config(d_state=4, d_head=8, n_groups=2)
+MAMBA1 = Mamba1Config(d_state=4, d_inner=6, dt_min=0.5, dt_max=2.0)
+MAMBA2 = Mamba2Config(d_state=4, d_head=8, n_groups=2, dt_min=0.2, dt_max=1.0)
 
 
 def config(*mixers, **options) -> LanguageModelConfig:
