@@ -74,7 +74,7 @@ class BridgeSubject(Subject):
     @torch.inference_mode()
     def visit(
         self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
-    ) -> Float[Tensor, "batch seq d_vocab"]:
+    ) -> None:
         values: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor, hook: Any) -> None:
@@ -86,7 +86,7 @@ class BridgeSubject(Subject):
 
         hooks = [(f"blocks.{layer}.attn.hook_v", keep) for layer in range(self.n_layers)]
         hooks += [(f"blocks.{layer}.attn.hook_pattern", read) for layer in range(self.n_layers)]
-        return self.bridge.run_with_hooks(tokens, fwd_hooks=hooks, return_type="logits")
+        self.bridge.run_with_hooks(tokens, fwd_hooks=hooks, return_type=None)
 
     def _view(self, layer: int, pattern: Tensor, v: Tensor) -> LayerView:
         W_V, W_O = self.bridge.blocks[layer].attn.W_V, self.bridge.blocks[layer].attn.W_O

@@ -100,15 +100,16 @@ class HeadScores:
         self._labels: dict[tuple[int, str], tuple[str, str]] = {}
         self._eigenvalues: dict[int, tuple[list[float], float, str]] = {}
 
-    def visit(self, *, units: str | None = None) -> list[Tensor]:
-        """Run the probe through the model; gives the logits of each batch."""
+    def visit(self, *, units: str | None = None) -> None:
+        """Run the probe through the model."""
         tokens = self.probe.tokens
         # Clusters are made from the sequences of a batch: one batch, or they would differ.
         whole = units is not None and units.startswith("cluster")
         batches = [slice(0, len(tokens))] if whole else self.subject.batches(*tokens.shape)
-        return [self._visit_batch(batch, units) for batch in batches]
+        for batch in batches:
+            self._visit_batch(batch, units)
 
-    def _visit_batch(self, batch: slice, units: str | None) -> Tensor:
+    def _visit_batch(self, batch: slice, units: str | None) -> None:
         probe = self.probe.take(batch)
         directions = None
         if self.with_copying:
@@ -122,7 +123,7 @@ class HeadScores:
             if self.with_copying and view.layer not in self._eigenvalues:
                 self._eigenvalues[view.layer] = self._eigenvalue(view)
 
-        return self.subject.visit(probe.tokens, look, units=units)
+        self.subject.visit(probe.tokens, look, units=units)
 
     def _eigenvalue(self, view: LayerView) -> tuple[list[float], float, str]:
         gram = self.subject.gram(view.layer)

@@ -17,7 +17,7 @@ from interp.subject import Subject
 # Olsson's shapes: tokens x repeats, for scores and for loss curves.
 PERIOD, REPEATS = 25, 4
 LOSS_PERIOD, LOSS_REPEATS = 50, 2
-N_SEQUENCES = 32
+N_SEQUENCES, N_LOSS_SEQUENCES = 16, 32
 MIN_PERIOD = 4
 # Below this many ids a vocabulary is a toy task's: all its ids are drawn from.
 _TOY_VOCABULARY = 200
@@ -86,13 +86,12 @@ def make_plan(
         loss_shape = shape
     options = {"ids": ids, "bos": subject.bos}
     count = n_sequences or N_SEQUENCES
-    # The loss probe has a seed of its own unless it has the same shape: then it is the same sequences.
-    loss_seed = seed if loss_shape == shape else seed + 1
+    loss_count = n_sequences or N_LOSS_SEQUENCES
     late_early = _positions(windows, notes)
     return Plan(
         probe=repeated_tokens(count, *shape, seed=seed, **options).to(subject.device),
-        loss_in_order=repeated_tokens(count, *loss_shape, seed=loss_seed, **options).to(subject.device),
-        loss_shuffled=repeated_tokens(count, *loss_shape, seed=loss_seed, shuffled=True, **options).to(subject.device),
+        loss_in_order=repeated_tokens(loss_count, *loss_shape, seed=seed + 1, **options).to(subject.device),
+        loss_shuffled=repeated_tokens(loss_count, *loss_shape, seed=seed + 1, shuffled=True, **options).to(subject.device),
         windows=windows if late_early else None,
         windows_from=windows_from if late_early else None,
         icl_positions=late_early,

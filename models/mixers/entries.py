@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernels import selective_scan, softmax_attention
 from kernels.segment_sum import segment_sum
+from models.mixers.scan_rows import scan_rows
 
 # Numbers in the largest temporary tensor of an edge computation.
 EDGE_BLOCK = 2**24
@@ -161,8 +162,7 @@ class ScanEntries:
         if self.by_state:
             rows = selective_scan.pattern_by_state(*inputs, rows=slice(start, stop))
             return rows.permute(0, 3, 4, 2, 1)
-        rows = selective_scan.pattern(*inputs, rows=slice(start, stop))
-        return rows.permute(0, 2, 3, 1)[:, :, :, None]
+        return scan_rows(*inputs, start, stop)[:, :, :, None]
 
     def edges(
         self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]

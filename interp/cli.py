@@ -1,0 +1,208 @@
+"""The command `detect-induction`: find the induction heads of a checkpoint, a series, or a foreign model."""
+
+import argparse
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from interp.records import SCORES, DetectionReport, to_csv, to_json, write_text
+
+PROG = "detect-induction"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; returns 0 when done, 1 after a named error in one line (argparse exits 2 on wrong usage)."""
+    options = _parser().parse_args(argv)
+    # Imported late: `--help` and wrong usage answer at once.
+    from interp.errors import DetectionError
+
+    try:
+        _run(options)
+    except BrokenPipeError:
+        # The reader of the table went away (`| head`); nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return _error("interrupted")
+    except DetectionError as error:
+        return _error(error)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _error(f"{where}{error.strerror or error}")
+    except Exception as error:
+        if not _is_named(error):
+            raise
+        return _error(error)
+    return 0
+
+
+def _is_named(error: Exception) -> bool:
+    from kernels import KernelError
+    from models.errors import ConfigError
+
+    return isinstance(error, ConfigError | KernelError)
+
+
+def _error(message: object) -> int:
+    print(f"{PROG}: error: {' '.join(str(message).split())}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description="Score every head of a language model on repeated random tokens, and date when induction appeared.",
+        epilog="The table goes to stdout, progress to stderr. Exit status: 0 done, 1 a named error, 2 wrong usage.",
+    )
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        help="a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, "
+        "or a .gguf file",
+    )
+    parser.add_argument("--steps", help="checkpoints of a series: all, last, numbers and ranges LOW:HIGH, commas between")
+    parser.add_argument("--scores", help=f"some of {', '.join(SCORES)}, commas between (default: all)")
+    probe = parser.add_argument_group("probe", "defaults shrink where vocabulary or context demand it, and say so")
+    probe.add_argument("--sequences", type=_positive, metavar="N", help="sequences of the probe (default 16)")
+    probe.add_argument("--period", type=_positive, metavar="N", help="distinct tokens in a sequence (default 25)")
+    probe.add_argument("--repeats", type=_at_least_two, metavar="N", help="how often they come (default 4)")
+    probe.add_argument("--seed", type=int, default=0, help="of the probe's tokens (default 0)")
+    probe.add_argument("--bos", type=_bos, default="auto", metavar="ID", help="auto (default), none, or a token id")
+    text = parser.add_argument_group("text windows, for loss and in-context learning")
+    text.add_argument("--text", metavar="PATH", help="a file or folder (default: the run's own, or Python's library)")
+    text.add_argument("--windows", type=_positive, metavar="N", help="how many windows")
+    parser.add_argument("--mamba-units", type=_units, metavar="UNITS", help="layer (default), state, or cluster:K")
+    parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:N")
+    parser.add_argument(
+        "--via",
+        choices=("auto", "bridge", "mixers"),
+        default="auto",
+        help="how foreign models are read: TransformerLens's bridge, or our own mixers (default auto)",
+    )
+    out = parser.add_argument_group("output")
+    out.add_argument("--top", type=_positive, default=12, metavar="N", help="heads in the table (default 12)")
+    out.add_argument("--json", metavar="FILE", help="write all scores as JSON")
+    out.add_argument("--csv", metavar="FILE", help="write one row for each step, layer, head and reading")
+    out.add_argument("--html", metavar="FILE", help="write the report, one self-contained page")
+    out.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)
+
+
+def _at_least_two(text: str) -> int:
+    if _positive(text) < 2:
+        raise argparse.ArgumentTypeError(f"{text}: tokens that come once have no earlier copy; 2 is the least")
+    return int(text)
+
+
+def _bos(text: str) -> int | None | str:
+    if text in ("auto", "none"):
+        return None if text == "none" else text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r}: accepted are auto, none, and a token id")
+    return int(text)
+
+
+def _units(text: str) -> str:
+    kind, colon, count = text.partition(":")
+    if text in ("layer", "state") or (kind == "cluster" and colon and count.isdecimal() and int(count) > 0):
+        return text
+    raise argparse.ArgumentTypeError(f"{text!r}: accepted are layer, state, and cluster:K with a number K")
+
+
+def _run(options: argparse.Namespace) -> None:
+    outputs = [path for path in (options.json, options.csv, options.html) if path]
+    # Before the work, not after it.
+    for path in outputs:
+        _check_writable(Path(path))
+    from interp.detect import detect
+    from interp.table import print_report
+
+    with _progress(options.quiet) as progress:
+        report = detect(
+            options.path,
+            steps=options.steps,
+            scores=options.scores.split(",") if options.scores else None,
+            n_sequences=options.sequences,
+            period=options.period,
+            repeats=options.repeats,
+            seed=options.seed,
+            device=options.device,
+            mamba_units=options.mamba_units,
+            bos=options.bos,
+            text=options.text,
+            via=options.via,
+            n_windows=options.windows,
+            progress=progress,
+        )
+    for path, content in _contents(options, report):
+        write_text(path, content)
+    print_report(report, top=options.top)
+    for path in outputs:
+        print(f"wrote {path}", file=sys.stderr)
+
+
+def _contents(options: argparse.Namespace, report: DetectionReport) -> list[tuple[str, str]]:
+    # All made before the first is written: what fails here leaves no file behind.
+    found = []
+    if options.json:
+        found.append((options.json, to_json(report)))
+    if options.csv:
+        found.append((options.csv, to_csv(report)))
+    if options.html:
+        from interp.report import html_report
+
+        found.append((options.html, html_report(report)))
+    return found
+
+
+def _check_writable(path: Path) -> None:
+    from interp.errors import DetectionError
+
+    if path.is_dir():
+        raise DetectionError(f"{path} is a folder; give the name of a file to write")
+    if not path.parent.is_dir():
+        raise DetectionError(f"{path} cannot be written: there is no folder {path.parent}")
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise DetectionError(f"{path} cannot be written: {error.strerror}") from None
+
+
+@contextlib.contextmanager
+def _progress(quiet: bool) -> Iterator[Any]:
+    """A callback for `detect`: a bar on a terminal, a line for each checkpoint elsewhere, nothing when quiet."""
+    if quiet:
+        yield None
+    elif not sys.stderr.isatty():
+        yield _plain_progress
+    else:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+            task = bar.add_task("loading", total=None)
+
+            def show(done: int, total: int, step: int) -> None:
+                bar.update(task, completed=done, total=total, description=f"step {step:,}")
+
+            yield show
+
+
+def _plain_progress(done: int, total: int, step: int) -> None:
+    if done < total:
+        print(f"{PROG}: checkpoint {done + 1} of {total}, step {step}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

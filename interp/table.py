@@ -1,0 +1,136 @@
+"""The table that `detect-induction` prints."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from interp.records import CheckpointScores, DetectionReport, HeadScore
+
+WIDTH = 100
+
+
+def print_report(report: DetectionReport, *, top: int = 12, file: TextIO | None = None) -> None:
+    """Print the strongest heads of the last checkpoint, the series, its transition and the notes, 100 columns wide."""
+    file = file or sys.stdout
+    width = min(shutil.get_terminal_size((WIDTH, 40)).columns, 120) if file.isatty() else WIDTH
+    console = Console(file=file, width=width, highlight=False)
+    console.print(_heading(report), markup=False)
+    if len(report.checkpoints) > 1:
+        console.print(_series(report))
+        for line in _transition(report.phase_transition):
+            console.print(line, markup=False)
+    console.print(_heads(report.checkpoints[-1], top))
+    console.print(_verdict(report), markup=False)
+    for note in report.notes:
+        console.print(f"note: {note}", markup=False, style="dim")
+
+
+def _heading(report: DetectionReport) -> str:
+    probe = report.probe
+    bos = "no BOS" if probe.bos is None else f"BOS {probe.bos}"
+    mixers = ", ".join(dict.fromkeys(report.mixers))
+    return (
+        f"{report.path}\n{report.n_layers} layers ({mixers}), {report.n_heads} heads. Probe: {probe.n_sequences} "
+        f"sequences of {probe.period} tokens x {probe.repeats}, {bos}, seed {probe.seed}."
+    )
+
+
+def _series(report: DetectionReport) -> Table:
+    table = Table(box=SIMPLE_HEAD, title="Checkpoints", title_justify="left", pad_edge=False)
+    table.add_column("step", justify="right")
+    for name in ("loss", "ICL", "repeat loss", "order gain", "hit loss"):
+        table.add_column(name, justify="right")
+    table.add_column("best prefix matching", justify="left")
+    table.add_column("induction", justify="right")
+    for checkpoint in _spread(report.checkpoints, 24):
+        best = max(checkpoint.heads, key=lambda head: head.prefix_matching)
+        table.add_row(
+            str(checkpoint.step),
+            _number(checkpoint.loss_nats, 3),
+            _number(checkpoint.in_context_learning_nats, 3),
+            _number(checkpoint.repeat_loss_nats, 3),
+            _number(checkpoint.order_gain_nats, 3),
+            _number(checkpoint.hit_loss_nats, 3),
+            f"{best.prefix_matching:.3f} ({_name(best)})",
+            str(sum(head.is_induction for head in checkpoint.heads)),
+        )
+    return table
+
+
+def _spread(checkpoints: tuple[CheckpointScores, ...], n: int) -> list[CheckpointScores]:
+    """At most n of the checkpoints, evenly, the first and last among them."""
+    if len(checkpoints) <= n:
+        return list(checkpoints)
+    return [checkpoints[round(k * (len(checkpoints) - 1) / (n - 1))] for k in range(n)]
+
+
+def _heads(checkpoint: CheckpointScores, top: int) -> Table:
+    title = f"Step {checkpoint.step}: strongest of {len(checkpoint.heads)} by prefix matching"
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
+    table.add_column("head", no_wrap=True)
+    table.add_column("reading", no_wrap=True)
+    for name in ("prefix matching", "chance", "previous", "copy edge", "copy logit", "eigen", "offset"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
+    for head in sorted(checkpoint.heads, key=lambda head: -head.prefix_matching)[:top]:
+        table.add_row(
+            _name(head, reading=False),
+            head.reading,
+            f"{head.prefix_matching:.3f} ±{head.prefix_matching_se:.3f}",
+            f"{head.prefix_matching_chance:.3f}",
+            f"{head.previous_token:.3f}",
+            _number(head.copying_edge, 2),
+            _number(head.copying, 2),
+            _number(head.copying_eigenvalue, 2),
+            f"+{head.offset}",
+            "induction" if head.is_induction else "",
+            style="bold" if head.is_induction else None,
+        )
+    return table
+
+
+def _transition(transition: Mapping[str, Any] | None) -> list[str]:
+    if transition is None:
+        return ["Phase transition: none"]
+    lines = []
+    for key in ("prefix_matching", "order_gain", "in_context_learning"):
+        found = transition.get(key)
+        name = key.replace("_", " ")
+        if found is None:
+            lines.append(f"Phase transition of {name}: none")
+            continue
+        low, high = found["onset_step"]
+        lines.append(
+            f"Phase transition of {name}: onset in steps {low:g} to {high:g}, midpoint {found['midpoint_step']:.0f}, "
+            f"10-90 width {found['width_10_90_steps']:.0f}"
+        )
+    lead = transition.get("lead_steps")
+    if lead is not None:
+        first, second = transition.get("lead_of") or ("the first", "the second")
+        names = f"{first.replace('_', ' ')} over {second.replace('_', ' ')}"
+        lines.append(f"Lead of {names}: {lead[0]:.0f} to {lead[1]:.0f} steps")
+    return lines
+
+
+def _verdict(report: DetectionReport) -> str:
+    found = report.induction_heads()
+    if not found:
+        return "No induction head."
+    names = ", ".join(_name(head) for head in found[:8]) + (", ..." if len(found) > 8 else "")
+    return f"{len(found)} induction {'head' if len(found) == 1 else 'heads'}: {names}"
+
+
+def _name(head: HeadScore, *, reading: bool = True) -> str:
+    unit = {"head": f"L{head.layer}H{head.head}", "layer": f"L{head.layer}"}.get(
+        head.unit, f"L{head.layer} {head.unit} {head.head}"
+    )
+    return f"{unit} {head.reading}" if reading and head.reading != "pattern" else unit
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
