@@ -9,7 +9,7 @@ from experiments.config import (
     OptimiserConfig,
     TrainingConfig,
 )
-from experiments.data.config import DataConfig
+from experiments.data.config import DataConfig, PeriodicConfig, SegmentCopyConfig, TextConfig
 from models.config import (
     LanguageModelConfig,
     LinearAttentionConfig,
@@ -28,9 +28,19 @@ MAMBA1 = Mamba1Config()
 MAMBA2 = Mamba2Config(n_heads=4, d_state=32)
 MAMBA2_SLOW = Mamba2Config(n_heads=4, d_state=32, init="slow")
 
+PERIODIC = PeriodicConfig(seq=64, d_vocab=64, period_min=8, period_max=24)
+PERIODIC_SMALL = PeriodicConfig(seq=48, d_vocab=32, period_min=8, period_max=16)
+SEGMENT_COPY = SegmentCopyConfig(seq=64, d_vocab=64, segment_min=14, segment_max=24)
+
 
 def attention_only(
-    mixers: tuple[MixerConfig, ...], *, d_model: int, d_vocab: int, n_ctx: int, positions: str = "none"
+    mixers: tuple[MixerConfig, ...],
+    *,
+    d_model: int,
+    d_vocab: int,
+    n_ctx: int,
+    positions: str = "none",
+    init_std: float = 0.02,
 ) -> LanguageModelConfig:
     """A model without MLPs: RMSNorm, untied embeddings."""
     return LanguageModelConfig(
@@ -41,6 +51,7 @@ def attention_only(
         mixers=mixers,
         positions=positions,
         rope=RopeConfig() if positions == "rope" else None,
+        init_std=init_std,
     )
 
 
@@ -48,23 +59,81 @@ def toy(
     description: str,
     data: DataConfig,
     *mixers: MixerConfig,
-    d_model: int,
     steps: int,
-    positions: str = "none",
-    windows: tuple[tuple[int, int, int], ...] = (),
-    batch: int = 64,
+    d_model: int = 64,
+    positions: str | None = None,
+    init_std: float = 0.02,
     lr: float = 3e-3,
-    log_spaced: int = 8,
+    every: int = 25,
+    windows: tuple[tuple[int, int, int], ...] | None = None,
 ) -> ExperimentConfig:
-    """A synthetic task for a CPU: AdamW 3e-3, betas .9/.95, decay .01, 50 warm-up steps, clip 1, batch 64."""
+    """A synthetic task for one CPU thread: batch 64, decay .01, 50 warm-up steps, then a constant rate.
+
+    Softmax models have RoPE unless `positions` says otherwise, the others no positions at all. Checkpoints
+    are log-spaced at first, then every `every` steps.
+    """
+    if positions is None:
+        positions = "rope" if any(m.kind == "softmax" for m in mixers) else "none"
     return ExperimentConfig(
         description=description,
         model=attention_only(
-            mixers, d_model=d_model, d_vocab=data.d_vocab, n_ctx=max(128, data.seq), positions=positions
+            mixers,
+            d_model=d_model,
+            d_vocab=data.d_vocab,
+            n_ctx=max(128, data.seq),
+            positions=positions,
+            init_std=init_std,
         ),
         data=data,
-        training=TrainingConfig(steps=steps, batch=batch, threads=1),
+        training=TrainingConfig(steps=steps, batch=64, threads=1),
         optimiser=OptimiserConfig(lr=lr),
-        checkpoints=CheckpointConfig(log_spaced=log_spaced, windows=windows),
+        checkpoints=CheckpointConfig(log_spaced=6, windows=windows or ((every, steps, every),)),
         evaluation=EvalConfig(n_windows=64),
+    )
+
+
+def stdlib(
+    description: str, *mixers: MixerConfig, steps: int, positions: str = "none", **sizes
+) -> ExperimentConfig:
+    """The running Python's standard library for two CPU cores: BPE of 1,024 entries, context 128, batch 8.
+
+    Changes of size: `d_model`, `d_vocab`, `seq`, `batch`, `lr`.
+    """
+    s = {"d_model": 128, "d_vocab": 1024, "seq": 128, "batch": 8, "lr": 3e-3, **sizes}
+    return ExperimentConfig(
+        description=description,
+        model=attention_only(
+            mixers, d_model=s["d_model"], d_vocab=s["d_vocab"], n_ctx=256, positions=positions
+        ),
+        data=TextConfig(seq=s["seq"], d_vocab=s["d_vocab"], max_bytes=16_000_000),
+        training=TrainingConfig(steps=steps, batch=s["batch"], log_every=20),
+        optimiser=OptimiserConfig(lr=s["lr"], weight_decay=0.1, warmup_steps=100),
+        checkpoints=CheckpointConfig(log_spaced=10, windows=((steps // 16, steps, steps // 16),)),
+        evaluation=EvalConfig(n_windows=128, batch=32),
+    )
+
+
+def gpu_text(
+    description: str,
+    *mixers: MixerConfig,
+    steps: int,
+    positions: str = "none",
+    d_model: int = 256,
+    lr: float = 3e-3,
+    windows: tuple[tuple[int, int, int], ...] = (),
+) -> ExperimentConfig:
+    """Any text on one GPU (`--set data.path=...`): BPE of 8,192 entries, context 512, batch 32, CUDA graph.
+
+    With a token file: `--set data.tokens=file --set data.path=NAME.bin.xz`.
+    """
+    return ExperimentConfig(
+        description=description,
+        model=attention_only(mixers, d_model=d_model, d_vocab=8192, n_ctx=512, positions=positions),
+        data=TextConfig(seq=512, d_vocab=8192),
+        training=TrainingConfig(steps=steps, batch=32, cuda_graph=True, log_every=50),
+        optimiser=OptimiserConfig(lr=lr, weight_decay=0.1, warmup_steps=200),
+        checkpoints=CheckpointConfig(
+            log_spaced=12, windows=windows or ((100, steps, 100),), training_state="last"
+        ),
+        evaluation=EvalConfig(n_windows=64, batch=16),
     )

@@ -173,7 +173,7 @@ class _Run:
             where = f"; checkpoints up to step {latest[0]} are intact" if latest else ""
             raise TrainingError(
                 f"the loss is {loss:g} and the gradient's norm {norm:g} by step {self.step}: "
-                f"lower optimiser.lr (now {self.config.optimiser.lr:g}) or raise optimiser.warmup_steps{where}"
+                f"lower optimiser.lr (now {self.config.optimiser.lr:g}) or warm up longer{where}"
             )
         per_step = self.config.training.batch * self.config.data.seq
         self.wall_s += seconds

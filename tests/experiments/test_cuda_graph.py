@@ -1,6 +1,7 @@
 """A step captured as a CUDA graph gives the losses of the eager step."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -37,8 +38,6 @@ def test_a_captured_run_resumes(tmp_path):
     )
     train(config, tmp_path / "run", device="cuda")
     whole = losses(tmp_path / "run")
-    import shutil
-
     shutil.rmtree(tmp_path / "run/step_00000040")
     train(config, tmp_path / "run", resume=True, device="cuda")
     assert losses(tmp_path / "run") == pytest.approx(whole, abs=1e-4)

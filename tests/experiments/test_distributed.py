@@ -29,7 +29,8 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "experiments.cli", str(path), "--out", str(tmp_path / "two"), "--quiet"]
+    command = [sys.executable, "-m", "experiments.cli", str(path), "--out", str(tmp_path / "two")]
+    command += ["--quiet", "--device", "cpu"]
     children = []
     for rank in range(2):
         environment = {

@@ -15,13 +15,18 @@ from models.errors import CheckpointError, ConfigError
 TEXT = "def répète(x):\n    return x  # naïve\0\n"
 
 
+def word(n):
+    """A word of letters only, of which no two share more than single letters at their place."""
+    return "".join(chr(97 + (n * (k + 3) + k * k) % 23) for k in range(8)) + "xyz"[n % 3]
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Twenty documents; each holds a word of its own, many times."""
     source = tmp_path / "source"
     source.mkdir()
     for n in range(20):
-        (source / f"{n:02d}.txt").write_text(f"unique{n:02d}word " * 60 + "\n", "utf-8")
+        (source / f"{n:02d}.txt").write_text(f"{word(n)} " * 60 + "\n", "utf-8")
     return source
 
 
@@ -53,7 +58,7 @@ def test_no_document_is_on_both_sides(folder, tmp_path):
     config = TextConfig(seq=16, path=str(folder), tokens="bytes", held_out=0.2)
     corpus = prepare_corpus(config, tmp_path / "corpus", split_seed=0)
     train, held_out = bytes(corpus.train.astype(np.uint8)), bytes(corpus.held_out.astype(np.uint8))
-    words = [f"unique{n:02d}word".encode() for n in range(20)]
+    words = [word(n).encode() for n in range(20)]
     assert sum(w in train for w in words) == 16 and sum(w in held_out for w in words) == 4
     assert not any(w in train and w in held_out for w in words)
     other = prepare_corpus(config, tmp_path / "other", split_seed=1)

@@ -1,4 +1,4 @@
-"""Training: it learns, it resumes bit for bit after SIGKILL, it refuses what it must, and it fails cleanly."""
+"""Training: it learns, it resumes bit for bit after SIGKILL, it refuses what it must, it fails cleanly."""
 
 import json
 import os

@@ -1,0 +1,10 @@
+from experiments.recipes import MAMBA1, PERIODIC_SMALL, toy
+
+CONFIG = toy(
+    "Periodic tiling, two Mamba-1 layers (width 32, vocabulary 32)",
+    PERIODIC_SMALL,
+    MAMBA1,
+    MAMBA1,
+    d_model=32,
+    steps=500,
+)
