@@ -6,7 +6,22 @@ from interp.phase_transition import from_checkpoints
 from interp.records import AttentionMap, CheckpointScores, DetectionReport, HeadScore, ProbeRecord
 
 STEPS = (0, 10, 20, 40, 60, 80, 100, 125, 150, 175, 200, 225, 250, 300, 350, 400, 500, 600, 800, 1000, 1500, 2000)
-NASTY = ("<script>alert(1)</script>", "&amp;", "'\"", "שלום", "مرحبا", "🙂", "👩‍🔬", "\n", "\t", " the", "�", "\u202eevil", "\ud83d", "a" * 60)
+NASTY = (
+    "<script>alert(1)</script>",
+    "&amp;",
+    "'\"",
+    "שלום",
+    "مرحبا",
+    "🙂",
+    "👩‍🔬",
+    "\n",
+    "\t",
+    " the",
+    "�",
+    "\u202eevil",
+    "\ud83d",
+    "a" * 60,
+)
 
 
 def sigmoid(step, midpoint, scale=0.2):
@@ -80,7 +95,9 @@ def attention(tokens, rng, *, signed=False, strength=0.8):
     return tuple(tuple(row) for row in weights.tolist())
 
 
-def report(*, mixer="softmax", steps=STEPS, n_heads=4, transition=True, nasty=False, path="runs/segment-copy-softmax", n=24):
+def report(
+    *, mixer="softmax", steps=STEPS, n_heads=4, transition=True, nasty=False, path="runs/segment-copy-softmax", n=24
+):
     """A series (or one checkpoint) of a two-layer model whose head L1H0 becomes an induction head around step 260."""
     rng = np.random.default_rng(0)
     checkpoints = []
@@ -90,7 +107,9 @@ def report(*, mixer="softmax", steps=STEPS, n_heads=4, transition=True, nasty=Fa
         orders = order + 0.3 * rng.standard_normal(32)
         windows = learning + 0.3 * rng.standard_normal(32)
         positions = np.arange(128)
-        loss = 4.2 - 1.4 * sigmoid(step, 60, 0.8) + (learning * 2) * (1 - np.exp(-positions / 30)) + 0.05 * rng.random(128)
+        loss = (
+            4.2 - 1.4 * sigmoid(step, 60, 0.8) + (learning * 2) * (1 - np.exp(-positions / 30)) + 0.05 * rng.random(128)
+        )
         checkpoints.append(
             CheckpointScores(
                 step=step,
@@ -112,7 +131,7 @@ def report(*, mixer="softmax", steps=STEPS, n_heads=4, transition=True, nasty=Fa
         )
     found = from_checkpoints(checkpoints)
     words = NASTY if nasty else tuple("Ġthe cat sat on a mat and then it slept , while the".replace("Ġ", " ").split())
-    tokens = (tuple(words[:12]) * 4)[: 2 * 12 if n == 24 else n] if not nasty else words * 2
+    tokens = tuple(words[i % 12] for i in range(n)) if not nasty else words * 2
     pictures = [(0, 1, False), (1, 0, mixer != "softmax"), (1, 2, False)]
     maps = tuple(
         AttentionMap(

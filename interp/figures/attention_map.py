@@ -130,7 +130,7 @@ def _outlines(figure: go.Figure, places: list[tuple[int, int]], n: int, colour: 
         xaxis="x2",
         yaxis="y2",
         mode="lines",
-        line={"color": colour, "width": 1.6 if n <= 64 else 0.9},
+        line={"color": colour, "width": 1.6 if n <= MOST_LABELS else 0.6},
         name="induction targets",
         hoverinfo="skip",
     )
@@ -139,7 +139,7 @@ def _outlines(figure: go.Figure, places: list[tuple[int, int]], n: int, colour: 
 def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray, theme: Theme) -> None:
     """The heatmap's axes name every token for the hover and are hidden; thinned labels stand on axes over them."""
     n = len(tokens)
-    stride = 1 if n <= MOST_LABELS else next(k for k in (5, 10, 20, 25, 50, 100, 250, 10**9) if n / k <= 26)
+    stride = 1 if n <= MOST_LABELS else next(k for k in (5, 10, 20, 25, 50, 100, 250, 10**9) if n / k <= 14)
     thin = list(range(0, n, stride))
     texts = [label(tokens[i], limit=8) for i in thin] if stride == 1 else [f"{i}" for i in thin]
     named = np.clip(centres.round().astype(int), 0, n - 1)

@@ -69,8 +69,7 @@ def loss_by_position(
             annotation={
                 "text": name,
                 "font": {"size": 11, "color": theme.muted},
-                "yanchor": "top",
-                "xanchor": "left",
+                "yanchor": "bottom",
                 "y": 1,
             },
         )
