@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_PLACES = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"))
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -34,9 +36,15 @@ class Ranks:
 
 
 def current_ranks() -> Ranks:
-    """This process's place, from the environment that `accelerate launch` (or torchrun) sets; nothing is imported."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
-    return Ranks(int(os.environ.get("RANK", "0")), world) if world > 1 else Ranks()
+    """This process's place, from the environment that the launcher sets; nothing is imported.
+
+    `accelerate launch --multi_gpu --num_processes N` (that option is what starts several processes, with or without
+    GPUs) and torchrun set RANK and WORLD_SIZE, `accelerate launch --cpu` with an MPI host file the names of MPI.
+    """
+    for rank, world in _PLACES:
+        if int(os.environ.get(world, "1")) > 1 and rank in os.environ:
+            return Ranks(int(os.environ[rank]), int(os.environ[world]))
+    return Ranks()
 
 
 def _start() -> None:
