@@ -1,5 +1,7 @@
 """Hooks are strict: unknown and unfired names are refused, what fires is used, and nothing stays attached."""
 
+import functools
+
 import language_models
 import pytest
 import torch
@@ -45,7 +47,7 @@ def test_what_fires_is_used(name, form):
     for point in points:
         noise = torch.Generator().manual_seed(0)
 
-        def change(x, hook):
+        def change(x, hook, noise=noise):
             return x * (1 + torch.rand(x.shape, generator=noise, dtype=x.dtype))
 
         changed = model.run_with_hooks(tokens, fwd_hooks=[(point, change)], form=form)
@@ -77,16 +79,17 @@ def test_points_that_do_not_fire_are_refused_with_the_forms_that_do():
     model = language_models.build("linear")
     pattern, state = "blocks.1.attn.hook_pattern", "blocks.1.attn.hook_state"
     for name, form, fires in [(pattern, "chunked", "parallel"), (state, "parallel", "recurrent")]:
-        message = f"'{name}' does not fire in form '{form}'; it fires in: {fires}"
-        for call in (
-            lambda: model.run_with_hooks(TOKENS, fwd_hooks=[(name, lambda x, hook: x)], form=form),
-            lambda: model.run_with_cache(TOKENS, names_filter=name, form=form),
-            lambda: model.run_with_cache(TOKENS, names_filter=lambda n: n == name, form=form),
-            lambda: model.run_with_cache(TOKENS, form=form)[1][name],
-        ):
+        hooks = [(name, lambda x, hook: x)]
+        attempts = (
+            functools.partial(model.run_with_hooks, TOKENS, fwd_hooks=hooks, form=form),
+            functools.partial(model.run_with_cache, TOKENS, names_filter=name, form=form),
+            functools.partial(model.run_with_cache, TOKENS, names_filter=name.__eq__, form=form),
+            functools.partial(model.run_with_cache(TOKENS, form=form)[1].__getitem__, name),
+        )
+        for attempt in attempts:
             with pytest.raises(HookNotFired) as error:
-                call()
-            assert str(error.value) == message
+                attempt()
+            assert str(error.value) == f"'{name}' does not fire in form '{form}'; it fires in: {fires}"
     assert isinstance(error.value, RuntimeError)
 
 
