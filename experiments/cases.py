@@ -11,10 +11,14 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from experiments.case_operators import UnsupportedCase
 from experiments.mixer_cases import TOLERANCE, CaseFileError, compare_case, load_case
 from kernels import KernelError
+
+if TYPE_CHECKING:
+    from experiments.real_model_cases import Outcome
 
 PASSED, FAILED, NOT_SUPPORTED = "passed", "failed", "not supported"
 
@@ -54,8 +58,31 @@ def run_mixer_case(path: Path) -> CaseResult:
 
 
 def run_real_models(folder: Path, smollm2: Path | None) -> Iterator[CaseResult]:
-    """Reference outputs of whole models in DIR/real_models."""
-    yield from ()
+    """Reference outputs of whole models in DIR/real_models; SmolLM2's only where its GGUF file is given."""
+    from experiments.real_model_cases import smollm2 as smollm2_outcomes
+    from experiments.real_model_cases import tiny_models
+
+    if (folder / "tiny" / "cases.json").exists():
+        yield from map(_result, tiny_models(folder / "tiny"))
+    scores = folder / "smollm2.json"
+    if not scores.exists():
+        return
+    if smollm2 is None:
+        yield CaseResult(name="SmolLM2", outcome=NOT_SUPPORTED, detail="give its GGUF file with --smollm2")
+    else:
+        yield from map(_result, smollm2_outcomes(scores, smollm2))
+
+
+def _result(outcome: "Outcome") -> CaseResult:
+    if outcome.not_supported:
+        return CaseResult(name=outcome.name, outcome=NOT_SUPPORTED, detail=outcome.not_supported)
+    found = outcome.deviations
+    if outcome.failure:
+        return CaseResult(name=outcome.name, outcome=FAILED, detail=outcome.failure)
+    if found.n and found.worst <= 1:
+        return CaseResult(name=outcome.name, outcome=PASSED)
+    detail = f"{found.error:.2e}, {found.name}, {found.worst:.3g} times the tolerance"
+    return CaseResult(name=outcome.name, outcome=FAILED, detail=detail)
 
 
 def main(argv: list[str] | None = None) -> int:
