@@ -10,8 +10,9 @@ from experiments.mixer_cases import TOLERANCE, compare_case
 from kernels import gated_linear_attention, selective_scan
 
 # Error in float32 against that of a plain loop over time in float32, which the case files give for `o` and
-gradients.
+# gradients.
 LOOP_MULTIPLE = 8
+EPS = torch.finfo(torch.float32).eps
 
 
 def test_cases_cover_every_operator():
@@ -31,10 +32,13 @@ def test_float64(path):
 def test_float32(path):
     loop = INDEX[path.stem]["float32_loop_error"]
     case = load(path.stem)
+    # Weights made again from a stored logsumexp carry its rounding, as in any FlashAttention; the loop's do not.
+    largest = float(case.tensors["out.lse"].abs().max()) if "out.lse" in case.tensors else 1.0
     for c in compare_case(case, torch.float32):
         if c.tensor in loop and not c.form.startswith("pieces"):
-            reference = case.tensors[c.tensor if c.tensor.startswith("grad.") else f"out.{c.tensor}"]
-            rounding = 4 * torch.finfo(torch.float32).eps * max(1.0, float(reference.abs().max()))
+            name = c.tensor if c.tensor.startswith("grad.") else f"out.{c.tensor}"
+            reference = case.tensors[name]
+            rounding = 4 * EPS * max(1.0, float(reference.abs().max())) * max(1.0, largest)
             assert c.absolute <= LOOP_MULTIPLE * loop[c.tensor] + rounding, c
 
 
@@ -68,7 +72,8 @@ def test_pattern_and_state_rebuild_the_output():
     o_from_state0.
     """
     x = load("gla_state_split_t33").tensors
-    A = gated_linear_attention.pattern(x["in.q"], x["in.k"], log_decay=x["in.log_decay"])
+    scale = load("gla_state_split_t33").flags["scale"]
+    A = gated_linear_attention.pattern(x["in.q"], x["in.k"], log_decay=x["in.log_decay"], scale=scale)
     rebuilt = torch.einsum("bhij,bjhv->bihv", A, x["in.v"]) + x["out.o_from_state0"]
     torch.testing.assert_close(rebuilt, x["out.o"], rtol=0, atol=1e-12)
     x = load("mamba1_t7_gate_state").tensors

@@ -42,7 +42,7 @@ def results(operator: RandomOperator, form: str, x: dict, state: tuple) -> dict[
 
 def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     for name, reference in expected.items():
-        error = float((found[name] - reference).abs().max()) / max(1.0, float(reference.abs().max()))
+        error = (found[name] - reference).abs().max().item() / max(1.0, reference.abs().max().item())
         assert error <= 1e-10, (name, error)
 
 
