@@ -72,7 +72,8 @@ def detect(
     source = open_source(target, device=_checked_device(device), bos=bos, steps=steps, via=via)
     missing: list[int] = []
     chosen = list(source.at_steps(steps, missing if source.lenient else None))
-    probe = {"period": period, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
+    trained = None if source.windows is None else source.windows.shape[1]
+    probe = {"period": period, "repeats": repeats, "n_sequences": n_sequences, "seed": seed, "trained": trained}
     settings = {
         "scores": sorted(wanted),
         "probe": [n_sequences, period, repeats, seed, bos],

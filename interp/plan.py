@@ -66,23 +66,28 @@ def make_plan(
     seed: int = 0,
     windows: Int[Tensor, "window seq"] | None = None,
     windows_from: str | None = None,
+    trained: int | None = None,
 ) -> Plan:
     """Choose probes that the model's vocabulary and context hold.
 
     Args:
         period, repeats: None for the defaults, which shrink where they must (and a note says so). A number that is
             given is met or refused; the loss curves then use the same shape.
+        trained: Length of the sequences that the model was trained on, where it is known: the defaults stay within
+            it, since learned positions beyond it were never trained.
 
     Raises:
         DetectionError: the vocabulary is too small or the context too short for the probe.
     """
     notes: list[str] = []
     ids = _usable_ids(subject, windows)
-    shape = _fit(subject, len(ids), period, repeats, notes)
+    given = period is not None or repeats is not None
+    context = subject.n_ctx if given else min(subject.n_ctx, trained or subject.n_ctx)
+    shape = _fit(subject, len(ids), context, period, repeats, notes)
     loss_shape = (LOSS_PERIOD, LOSS_REPEATS)
     start = int(subject.bos is not None)
-    fits = LOSS_PERIOD <= len(ids) and start + LOSS_PERIOD * LOSS_REPEATS <= subject.n_ctx
-    if period is not None or repeats is not None or not fits:
+    fits = LOSS_PERIOD <= len(ids) and start + LOSS_PERIOD * LOSS_REPEATS <= context
+    if given or not fits:
         loss_shape = shape
     options = {"ids": ids, "bos": subject.bos}
     count = n_sequences or N_SEQUENCES
@@ -148,9 +153,10 @@ def _usable_ids(subject: Subject, windows: Tensor | None) -> Int[Tensor, " candi
 
 
 def _fit(
-    subject: Subject, n_ids: int, period: int | None, repeats: int | None, notes: list[str]
+    subject: Subject, n_ids: int, context: int, period: int | None, repeats: int | None, notes: list[str]
 ) -> tuple[int, int]:
-    room = subject.n_ctx - int(subject.bos is not None)
+    start = int(subject.bos is not None)
+    room = context - start
     if period is not None and period > n_ids:
         raise DetectionError(
             f"vocabulary too small: it has {n_ids} usable tokens of {subject.d_vocab}, --period {period} needs "
@@ -164,16 +170,16 @@ def _fit(
             if (length, copies) != wanted:
                 notes.append(
                     f"probe shrunk from {wanted[0]} x {wanted[1]} to {length} x {copies} tokens: the vocabulary has "
-                    f"{n_ids} usable tokens, the context holds {subject.n_ctx}"
+                    f"{n_ids} usable tokens, the context holds {context}"
                 )
             return length, copies
     if n_ids < MIN_PERIOD:
         raise DetectionError(
             f"vocabulary too small for a probe: {n_ids} usable tokens of {subject.d_vocab}; {MIN_PERIOD} are the least"
         )
-    shortest = (period or MIN_PERIOD) * (repeats or 2) + subject.n_ctx - room
+    shortest = (period or MIN_PERIOD) * (repeats or 2) + start
     raise DetectionError(
-        f"context shorter than the probe: the model holds {subject.n_ctx} tokens, a probe of {period or MIN_PERIOD} x "
+        f"context shorter than the probe: the model holds {context} tokens, a probe of {period or MIN_PERIOD} x "
         f"{repeats or 2} tokens needs {shortest}"
     )
 

@@ -87,13 +87,12 @@ def select_steps(
     Raises:
         DetectionError: the text is none of these, or names a step that there is not, or nothing is left.
     """
-    if steps is None or steps == "all":
+    if steps is None:
         return list(available)
-    if steps == "last":
-        return [available[-1]]
     parts = steps.split(",") if isinstance(steps, str) else [str(step) for step in steps]
     chosen: set[int] = set()
-    for part in (part.strip() for part in parts):
+    names = {"all": ":", "last": str(available[-1])}
+    for part in (names.get(part.strip(), part.strip()) for part in parts):
         low, colon, high = part.partition(":")
         try:
             ends = (int(low) if low else available[0], int(high) if high else available[-1])
