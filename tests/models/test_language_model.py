@@ -106,6 +106,18 @@ def test_norm_is_the_same_with_and_without_hooks(kind):
     assert_close(norm(x), expected, **EXACT)
 
 
+def test_gradients_of_rms_norm_on_cpu():
+    from models.blocks import Norm
+
+    norm = Norm("rms", 7, 1e-3).double()
+    torch.nn.init.normal_(norm.w)
+    x = torch.randn(3, 5, 7, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, w: norm(x), (x, norm.w))
+    with torch.no_grad():
+        assert_close(norm(x), F.rms_norm(x, (7,), norm.w, 1e-3), **EXACT)
+    assert norm(x).grad_fn.name() == "_RMSNormBackward"
+
+
 def test_tied_embedding_is_one_parameter():
     tied, untied = language_models.build("gpt2"), language_models.build("llama")
     assert tied.W_U.data_ptr() == tied.W_E.data_ptr() and "unembed.weight" not in dict(
