@@ -1,9 +1,9 @@
 """Entries of each implied attention on demand: row blocks and chosen edges, nothing larger.
 
-`rows` and `edges` follow `models.mixers.reading.Entries`. Each class computes the function of its kernel's
-`pattern`.
+Each class computes the function of its kernel's `pattern`.
 """
 
+import abc
 import math
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +20,25 @@ from models.mixers.scan_rows import scan_rows
 EDGE_BLOCK = 2**24
 
 
+class Entries(abc.ABC):
+    """An implied attention by entry: a number (`d_entry` 1) or a vector of the unit's d_source numbers."""
+
+    n_units: int
+    d_entry: int
+
+    @abc.abstractmethod
+    def rows(self, start: int, stop: int) -> Float[Tensor, "batch rows src unit d_entry"]:
+        """Destinations start .. stop-1, sources 0 .. stop-1; 0 above the diagonal."""
+
+    @abc.abstractmethod
+    def edges(
+        self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]
+    ) -> Float[Tensor, "n unit d_entry"]:
+        """Chosen entries; those with src > dest, or src past the end, are 0. Memory linear in n."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class SoftmaxEntries:
+class SoftmaxEntries(Entries):
     """Softmax attention: q and k as they are multiplied (rotated, normalised)."""
 
     q: Float[Tensor, "batch seq head d_head"]
@@ -63,7 +80,7 @@ class SoftmaxEntries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LinearEntries:
+class LinearEntries(Entries):
     """Linear attention and Mamba-2's scan: q and k after their feature map, per head or group of heads."""
 
     q: Float[Tensor, "batch seq group d_k"]
@@ -139,7 +156,7 @@ class LinearEntries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScanEntries:
+class ScanEntries(Entries):
     """Mamba-1's scan: one unit whose entries are vectors over channels, or one such unit per state index."""
 
     dt: Float[Tensor, "batch seq channel"]
@@ -191,7 +208,7 @@ class ScanEntries:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedEntries:
+class GroupedEntries(Entries):
     """Entries of one unit regrouped into units of chosen channels; index -1 is padding and gives 0."""
 
     whole: ScanEntries

@@ -13,8 +13,8 @@ from torch import Tensor
 from kernels import selective_scan
 from models.errors import ConfigError
 from models.mixers.clusters import cluster_channels
-from models.mixers.entries import GroupedEntries, ScanEntries
-from models.mixers.reading import Entries, Reading
+from models.mixers.entries import Entries, GroupedEntries, ScanEntries
+from models.mixers.reading import Reading
 from models.mixers.taps import conv_taps
 
 if TYPE_CHECKING:

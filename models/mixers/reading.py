@@ -14,31 +14,16 @@ whole layer, a state index or a cluster of channels.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from models.mixers.entries import Entries
+
 # Largest temporary tensor of a row block, in bytes.
 BLOCK_BYTES = 64 * 2**20
-
-
-class Entries(Protocol):
-    """Entries of an implied attention, computed on demand; `d_entry` is 1 or the unit's d_source."""
-
-    n_units: int
-    d_entry: int
-
-    def rows(self, start: int, stop: int) -> Float[Tensor, "batch rows src=stop unit d_entry"]:
-        """Destinations start .. stop-1, sources 0 .. stop-1; 0 above the diagonal."""
-        ...
-
-    def edges(
-        self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]
-    ) -> Float[Tensor, "n unit d_entry"]:
-        """Chosen entries; those with src > dest, or src past the end, are 0."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

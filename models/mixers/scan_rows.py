@@ -1,12 +1,13 @@
-"""Rows of Mamba-1's implied attention by matrix products: the function of `kernels.selective_scan.pattern`, quicker.
+"""Rows of Mamba-1's implied attention by matrix products: `kernels.selective_scan.pattern`, quicker.
 
-A[i,j,c] = sum_n C_i[n] exp(a_cn (S_i - S_j)) B_j[n] dt_jc, with S the running sum of dt and a = -exp(A_log) < 0. For a
-tile of rows that starts at m, every earlier source j < m splits at m into two factors that are both at most 1,
+A[i,j,c] = sum_n C_i[n] exp(a_cn (S_i - S_j)) B_j[n] dt_jc, with S the running sum of dt and a = -exp(A_log) <
+0. For a tile of rows that starts at m, every earlier source j < m splits at m into two factors that are both
+at most 1,
 
     exp(a (S_i - S_m)) * exp(a (S_m - S_j)),
 
-so that the sum over n is a product of a [row n] and an [n src] matrix, and the right one is carried from tile to tile
-by one multiplication. Only within a tile are there exponentials of single (i, j) pairs.
+so that the sum over n is a product of a [row n] and an [n src] matrix, and the right one is carried from tile
+to tile by one multiplication. Only within a tile are there exponentials of single (i, j) pairs.
 """
 
 import math
@@ -29,7 +30,8 @@ def scan_rows(
 ) -> Float[Tensor, "batch rows src=stop channel"]:
     """Destinations start .. stop-1, sources 0 .. stop-1; 0 above the diagonal.
 
-    Differences of the running sum are taken in float64. Memory beside the result: batch x stop x channel x d_state.
+    Differences of the running sum are taken in float64. Memory beside the result: batch x stop x channel x
+    d_state.
     """
     rates = -torch.exp(A_log.double()).to(dt.dtype)
     total = dt.double().cumsum(1)
@@ -46,13 +48,22 @@ def scan_rows(
         left = torch.exp(elapsed[..., None] * rates) * C[:, tile:last, None]
         rows = slice(tile - start, last - start)
         if tile:
-            out[:, rows, :tile] = torch.matmul(left.transpose(1, 2), before.transpose(2, 3)).permute(0, 2, 3, 1)
+            out[:, rows, :tile] = torch.matmul(left.transpose(1, 2), before.transpose(2, 3)).permute(
+                0, 2, 3, 1
+            )
         out[:, rows, tile:last] = _diagonal(dt, B, C, rates, total, tile, last)
     return out
 
 
 def _advanced(
-    before: Tensor, dt: Tensor, B: Tensor, rates: Tensor, total: Tensor, reference: Tensor, first: int, tile: int
+    before: Tensor,
+    dt: Tensor,
+    B: Tensor,
+    rates: Tensor,
+    total: Tensor,
+    reference: Tensor,
+    first: int,
+    tile: int,
 ) -> Tensor:
     """`before` moved from the reference row `first` to row `tile`, with the sources between them added."""
     if tile == first:
