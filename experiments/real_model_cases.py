@@ -107,11 +107,9 @@ def _compare_tiny(
 
 
 def smollm2(case_file: Path, gguf: Path) -> Iterator[Outcome]:
-    """The scores, losses and ablations of the case file, by this project's own instruments on the file's probes."""
-    from interp.bridge_subject import open_bridge
-
+    """The scores, losses and ablations of the case file, by our own instruments and mixers on the file's probes."""
     case = json.loads(case_file.read_text())
-    subject = open_bridge(gguf, bos=0)
+    subject = _by_mixers(gguf)
     probes = {
         name: RepeatedTokens(
             tokens=torch.tensor(probe["input_ids"]), period=probe["length"], repeats=probe["repeats"], bos=0
@@ -282,7 +280,7 @@ def _smollm2_ablations(subject: Any, case: dict[str, Any], probe: RepeatedTokens
             z.view(*z.shape[:2], subject.n_heads, -1)[:, :, unit] = 0
             return z
 
-        with subject.bridge.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_z", cut)]):
+        with subject.model.hooks(fwd_hooks=[(f"blocks.{layer}.attn.hook_z", cut)]):
             ablated = subject.losses(probe.tokens).double()
         for name, part in _parts(ablated - full, probe).items():
             label, expected = f"{name} without {layer}.{unit}", head["ablation"][f"{name}_change"]

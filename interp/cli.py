@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, "
-        "or a .gguf file",
+        help="a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a folder "
+        "of its revisions, a .gguf file, or OWNER/NAME[@REVISION] on the hub (with --steps: its series of revisions)",
     )
     parser.add_argument("--steps", help="checkpoints of a series: all, last, numbers and ranges LOW:HIGH, commas between")
     parser.add_argument("--scores", help=f"some of {', '.join(SCORES)}, commas between (default: all)")
@@ -80,7 +80,14 @@ def _parser() -> argparse.ArgumentParser:
         "--via",
         choices=("auto", "bridge", "mixers"),
         default="auto",
-        help="how foreign models are read: TransformerLens's bridge, or our own mixers (default auto)",
+        help="how models of other projects are read: in our own mixers, through TransformerLens's bridge (softmax only), "
+        "or auto (default): our mixers where there is a reader, else the bridge",
+    )
+    parser.add_argument(
+        "--resume",
+        metavar="FOLDER",
+        help="keep each finished checkpoint's scores there, and take those that are there already; under `accelerate "
+        "launch --multi_gpu --num_processes N -m interp.cli` the checkpoints are shared over the processes",
     )
     out = parser.add_argument_group("output")
     out.add_argument("--top", type=_positive, default=12, metavar="N", help="heads in the table (default 12)")
@@ -119,7 +126,10 @@ def _units(text: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> None:
-    outputs = [path for path in (options.json, options.csv, options.html) if path]
+    from interp.ranks import current_ranks
+
+    main_process = current_ranks().is_main
+    outputs = [path for path in (options.json, options.csv, options.html) if path and main_process]
     # Before the work, not after it.
     for path in outputs:
         _check_writable(Path(path))
@@ -141,8 +151,11 @@ def _run(options: argparse.Namespace) -> None:
             text=options.text,
             via=options.via,
             n_windows=options.windows,
+            resume=options.resume,
             progress=progress,
         )
+    if not main_process:
+        return
     for path, content in _contents(options, report):
         write_text(path, content)
     print_report(report, top=options.top)

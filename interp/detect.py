@@ -108,7 +108,7 @@ def detect(
         checkpoints=tuple(done),
         phase_transition=None if transition is None else to_plain(transition.to_dict()),
         attention_maps=found[-1].maps or (),
-        notes=(*facts.notes, *_notes(wanted, done, facts.probe.bos), *absent, *left_out, *source.notes),
+        notes=(*_reading(facts.origin), *facts.notes, *_notes(wanted, done, facts.probe.bos), *absent, *left_out, *source.notes),
         text=facts.text,
         model=facts.origin,
         missing_steps=tuple(missing),
@@ -121,6 +121,20 @@ def _planned(
     subject: Subject, windows: tuple[Tensor | None, str | None], probe: dict[str, int | None]
 ) -> Plan:
     return make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+
+
+def _reading(origin: dict[str, Any] | None) -> list[str]:
+    """How a model of another project was read, and what its files say."""
+    if origin is None:
+        return []
+    if origin["reader"] != "own":
+        return [f"read through {origin['reader']}, softmax instruments only: {origin['reason']}"]
+    tied = "tied" if origin["tied"] else "untied"
+    said = (
+        f"read into our own mixers: {origin['architecture']}, weights {origin['stored_dtype']}, computed in "
+        f"{origin['dtype']}, BOS {origin['bos']}, {len(origin['special'])} special tokens, embeddings {tied}, norms not folded"
+    )
+    return [said, *origin["notes"]]
 
 
 def _window_hash(windows: Tensor | None) -> str | None:
