@@ -21,12 +21,12 @@ MIN_CHANGE = {"prefix_matching": 0.1, "order_gain": 0.2, "in_context_learning": 
 ORDER_GAIN_ONSETS_NATS = (0.1, 1.0)
 
 METHOD = (
-    "log-step; four-parameter logistic and level-ramp-level piecewise-linear fits against constant, log-linear, linear "
-    "and exponential-relaxation curves by BIC, with a margin that the best of those plus white noise passes 1 time in "
-    "100 on the same steps; onset = the pair of checkpoints around the 10% point of the fitted rise (order gain: around "
-    "its crossing of 0.1 nat), midpoint = 50%, width = 10% to 90%; intervals: 95% of {draws} bootstrap draws over "
-    "{levels}, seed {seed}; lead = onset of the second minus onset of the first, grid censoring included, positive when "
-    "the first named changes first"
+    "log-step; four-parameter logistic and level-ramp-level piecewise-linear fits against constant, log-linear,"
+    " linear and exponential-relaxation curves by BIC, with a margin that the best of those plus white noise "
+    "passes 1 time in 100 on the same steps; onset = the pair of checkpoints around the 10% point of the fitted"
+    " rise (order gain: around its crossing of 0.1 nat), midpoint = 50%, width = 10% to 90%; intervals: 95% of "
+    "those of {draws} bootstrap draws over {levels} (seed {seed}) that have a transition; lead = onset of the "
+    "second minus onset of the first, grid censoring included, positive when the first named changes first"
 )
 
 

@@ -19,12 +19,13 @@ NOISE_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """One curve's transition. Steps are optimiser steps; `*_interval` are 95% bootstrap intervals (None: no samples).
+    """One curve's transition. Steps are optimiser steps; `*_interval` are 95% bootstrap intervals over the draws
+    that are called a transition too (None: no samples, or no such draw); `support` is the share of those draws.
 
     `onset_step` are the two consecutive checkpoints that the onset lies between ([0, first] when it was already past
     at the first one). `change` is the fitted change between the first and the last checkpoint, in the curve's own unit;
-    `support` the share of bootstrap draws that are called a transition too; `complete` is False while more than a
-    tenth of the change falls into the last checkpoint interval: midpoint and width then describe the run so far.
+    `complete` is False while more than a tenth of the change falls into the last checkpoint interval: midpoint and
+    width then describe the run so far.
     """
 
     onset_step: tuple[float, float]
@@ -233,7 +234,10 @@ def _intervals(
     else:
         edges = _crossing_edges(axis, curves, threshold).reshape(n_draws, n_seeds, 2)
         onsets = np.array([_mean_edges(row) for row in edges])
+    # Where a draw has no transition it has no place either; `support` says how many were left out.
+    onsets[~support] = np.inf
     seen = onsets[np.isfinite(onsets).all(axis=1)]
+    places = places[support]
 
     def covers(low: np.ndarray, high: np.ndarray) -> tuple[float, float] | None:
         return (float(np.quantile(low, 0.025)), float(np.quantile(high, 0.975))) if len(low) else None

@@ -5,8 +5,9 @@ import time
 
 import numpy as np
 import pytest
+from interp_reports import STEPS, report
 
-from interp.phase_transition import fit_transition, lead, phase_transition
+from interp.phase_transition import fit_transition, from_checkpoints, lead, phase_transition
 from interp.transition_fit import StepAxis, crossing
 
 GRID = np.unique(np.round(np.geomspace(1, 4000, 30)).astype(int))
@@ -210,6 +211,16 @@ def test_a_single_sequence_has_no_intervals():
     found = fit_transition(GRID0, logistic(GRID0, 300, 0.2, 0, 1), min_change=0.1)
     assert found.onset_interval is found.midpoint_interval is found.support is None
     assert holds(lead(found, found), 0)
+
+
+def test_checkpoints_are_read_at_the_unit_that_is_strongest_at_the_end():
+    checkpoints = report(steps=STEPS).checkpoints
+    found = from_checkpoints(checkpoints)
+    best = [h.prefix_matching_by_sequence for c in checkpoints for h in c.heads if (h.layer, h.head) == (1, 0)]
+    alone = fit_transition(STEPS, np.array(best), min_change=0.1)
+    assert found.prefix_matching == alone
+    assert from_checkpoints(report(steps=STEPS, transition=False).checkpoints) is None
+    assert from_checkpoints(checkpoints[:3]) is None
 
 
 @pytest.mark.parametrize(
