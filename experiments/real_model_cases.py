@@ -137,7 +137,7 @@ def _visit(subject: Subject, tokens: Tensor, look: Callable[[LayerView, slice], 
         subject.visit(tokens[batch], lambda view, batch=batch: look(view, batch))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _smollm2_attention(subject: Subject, case: dict[str, Any], name: str, probe: RepeatedTokens) -> Outcome:
     layers, parts = _wanted(case), {}
 
@@ -181,7 +181,7 @@ def _attention_scores(pattern: Tensor, probe: RepeatedTokens) -> dict[str, Any]:
     }
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _smollm2_copying(subject: Subject, case: dict[str, Any], probe: RepeatedTokens) -> Outcome:
     layers, parts = _wanted(case), {}
     tokens = probe.tokens[:, : probe.first + probe.period]
@@ -223,7 +223,7 @@ _COPYING: dict[str, dict[str, Any]] = {
 _FOLDING = {"folded": {}, "unfolded": {"fold": False}, "folded_centred": {"centre": True}}
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _smollm2_eigenvalues(subject: Subject, case: dict[str, Any]) -> Outcome:
     outcome = Outcome(name="SmolLM2 copying, eigenvalues")
     factors: dict[int, LayerView] = {}
@@ -261,7 +261,7 @@ def _parts(values: Tensor, probe: RepeatedTokens) -> dict[str, Tensor]:
     return {"first_copy": values[:, : probe.period], "second_copy": values[:, probe.period + 1 :]}
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def _hits(subject: Subject, tokens: Tensor) -> Tensor:
     parts = [
         subject.logits(tokens[batch])[:, :-1].argmax(-1) == tokens[batch][:, 1:]

@@ -67,11 +67,11 @@ class BridgeSubject(Subject):
                         "layer can be read through TransformerBridge"
                     )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_vocab"]:
         return self.bridge(tokens, return_type="logits")
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def visit(
         self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
     ) -> None:

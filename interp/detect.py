@@ -177,7 +177,7 @@ def _measure(
     subject: Subject, plan: Plan, checkpoint: Checkpoint, wanted: frozenset[str], units: str | None
 ) -> CheckpointScores:
     heads = HeadScores(subject, plan.probe, with_copying="copying" in wanted)
-    with torch.inference_mode():
+    with torch.no_grad():
         heads.visit(units=units)
         behaviour: dict[str, Any] = _repeats(subject, plan) if "repeats" in wanted else _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else _NO_LEARNING
@@ -244,7 +244,7 @@ def _attention_maps(
             weights = reading.weights()[0] if heads else None
             found.update({(view.layer, reading.name, head): weights[head] for head in heads})
 
-    with torch.inference_mode():
+    with torch.no_grad():
         subject.visit(tokens, look, units=units)
     return tuple(
         _map(head, scored.step, words, found[head.layer, head.reading, head.head])

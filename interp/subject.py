@@ -100,7 +100,7 @@ class Subject(abc.ABC):
         size = max(1, min(_LOGITS_PER_PASS // (seq * self.d_vocab), _TOKENS_PER_PASS // seq))
         return (slice(start, min(n, start + size)) for start in range(0, n, size))
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def losses(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq_minus_1"]:
         """-log p of every token after the first, nats."""
         tokens = tokens.to(self.device)
@@ -109,7 +109,7 @@ class Subject(abc.ABC):
         ]
         return torch.cat(parts)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def directions(
         self, tokens: Int[Tensor, "batch token"], *, centre: bool = True
     ) -> Float[Tensor, "batch token d_model"]:
@@ -134,7 +134,7 @@ class Subject(abc.ABC):
         pieces = range(0, self.d_vocab, 8192)
         return sum(self.W_U[n : n + 8192].T.double() @ self.W_E[n : n + 8192].double() for n in pieces)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def gram(self, layer: int, *, fold: bool = True, centre: bool = False) -> Float[Tensor, "d_model d_model"]:
         """`W_U W_E` between a layer's output and its input, float64, for `copying.eigenvalue_copying`.
 
@@ -175,11 +175,11 @@ class LanguageModelSubject(Subject):
         self.centred_norm = config.norm == "layer"
         self.device = model.cfg.device
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_vocab"]:
         return self.model(tokens)
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def visit(
         self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
     ) -> None:

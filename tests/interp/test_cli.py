@@ -1,0 +1,150 @@
+"""`detect-induction` as a command: outputs, exit statuses, and one line for every bad input."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from induction_circuit import induction_model
+from language_models import build
+from safetensors.torch import load, save_file
+
+from interp.cli import main
+from models.checkpoint import save_model
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    for step in (0, 10):
+        save_model(folder / f"step_{step:08d}", induction_model())
+    return folder
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return save_model(tmp_path / "model", induction_model())
+
+
+def _refused(capsys, *argv, match):
+    """The command ends with status 1 and one line that holds `match`; gives the line."""
+    assert main([str(word) for word in argv]) == 1
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if "checkpoint 1 of" not in line]
+    assert out == "" and len(lines) == 1, (out, err)
+    assert lines[0].startswith("detect-induction: error: ")
+    assert match in lines[0], lines[0]
+
+
+def test_table_and_files(run_folder, tmp_path, capsys):
+    files = {kind: tmp_path / f"out.{kind}" for kind in ("json", "csv", "html")}
+    options = [word for kind, path in files.items() for word in (f"--{kind}", str(path))]
+    assert main([str(run_folder), *options]) == 0
+    out, err = capsys.readouterr()
+    assert "L1H0" in out and "1 induction head: L1H0" in out
+    assert "checkpoint 2 of 2, step 10" in err and f"wrote {files['json']}" in err
+    assert max(map(len, out.splitlines())) <= 100
+    record = json.loads(files["json"].read_text())
+    assert [c["step"] for c in record["checkpoints"]] == [0, 10]
+    assert len(files["csv"].read_text().splitlines()) == 1 + 2 * 4
+    assert "<html" in files["html"].read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out.csv", "out.html", "out.json"]
+
+
+def test_quiet_and_options_of_the_probe(run_folder, tmp_path, capsys):
+    file = tmp_path / "out.json"
+    words = "--quiet --steps last --sequences 3 --period 6 --repeats 3 --seed 4 --json".split()
+    assert main([str(run_folder), *words, str(file)]) == 0
+    assert "checkpoint" not in capsys.readouterr().err
+    record = json.loads(file.read_text())
+    probe = record["probe"]
+    assert [probe[key] for key in ("n_sequences", "period", "repeats", "seed", "bos")] == [3, 6, 3, 4, 0]
+    assert len(record["checkpoints"]) == 1
+
+
+def test_help_is_quick_and_usage_errors_are_two():
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-m", "interp.cli", "--help"], capture_output=True, text=True)
+        times.append(time.perf_counter() - start)
+        assert done.returncode == 0 and "--mamba-units" in done.stdout
+    assert min(times) < 0.5
+    for words in ([], ["x", "--period", "none"], ["x", "--repeats", "1"], ["x", "--mamba-units", "cluster"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(words)
+        assert stopped.value.code == 2
+
+
+def test_paths_that_hold_no_model(tmp_path, capsys):
+    _refused(capsys, tmp_path / "nothing", match="does not exist")
+    _refused(capsys, tmp_path, match="is empty")
+    (tmp_path / "notes.txt").write_text("text")
+    _refused(capsys, tmp_path, match="holds no model")
+    _refused(capsys, tmp_path / "notes.txt", match="file of another kind")
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(20))
+    _refused(capsys, tmp_path / "model.gguf", match="model.gguf")
+
+
+def test_a_folder_that_mixes_two_models(run_folder, tmp_path, capsys):
+    save_model(tmp_path / "step_00000000", induction_model())
+    save_model(tmp_path / "step_00000010", build("linear"))
+    _refused(capsys, tmp_path, match="mixes two models")
+    (tmp_path / "config.json").write_text("{}")
+    _refused(capsys, tmp_path, match="mixes models")
+
+
+def test_damaged_weights(checkpoint, capsys):
+    weights = checkpoint / "model.safetensors"
+    whole = weights.read_bytes()
+    tensors = load(whole)
+    weights.write_bytes(whole[: len(whole) // 2])
+    _refused(capsys, checkpoint, match="truncated")
+    tensors["embed.W_E"][3, 3] = torch.nan
+    save_file(tensors, weights)
+    _refused(capsys, checkpoint, match="NaN")
+    weights.unlink()
+    _refused(capsys, checkpoint, match="model.safetensors is missing")
+
+
+def test_damaged_configuration(checkpoint, capsys):
+    path = checkpoint / "config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "n_layer": 2}))
+    _refused(capsys, checkpoint, match="n_layer")
+    path.write_text(json.dumps({**values, "format": 7}))
+    _refused(capsys, checkpoint, match="format 7")
+    path.write_text("{")
+    _refused(capsys, checkpoint, match="cannot be read as JSON")
+
+
+def test_probes_that_do_not_fit(checkpoint, capsys):
+    _refused(capsys, checkpoint, "--period", 25, match="vocabulary too small")
+    _refused(capsys, checkpoint, "--period", 20, "--repeats", 3, match="context shorter than the probe")
+    _refused(capsys, checkpoint, "--steps", "3", match="no checkpoint at steps 3")
+    _refused(capsys, checkpoint, "--scores", "copy", match="unknown scores copy")
+    _refused(capsys, checkpoint, "--device", "abacus", match="accepted: cpu, cuda")
+
+
+def test_outputs_that_cannot_be_written_leave_what_was_there(checkpoint, tmp_path, capsys, monkeypatch):
+    _refused(capsys, checkpoint, "--json", tmp_path / "none" / "x.json", match="there is no folder")
+    _refused(capsys, checkpoint, "--json", tmp_path, match="is a folder")
+    kept = tmp_path / "kept.json"
+    kept.write_text("before")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    _refused(capsys, checkpoint, "--json", kept, match="No space left on device")
+    assert kept.read_text() == "before"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["kept.json", "model"]
+
+
+def test_a_closed_pipe_is_no_error(checkpoint):
+    command = f"{sys.executable} -m interp.cli {checkpoint} --quiet | head -1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert "Traceback" not in done.stderr
