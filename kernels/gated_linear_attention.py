@@ -145,11 +145,12 @@ def chunked(
     """Linear-time form: quadratic within chunks, states between them. Arguments and results as in `parallel`.
 
     Args:
-        chunk: Steps in a chunk; default 64, and 16 where each key channel has its own decay.
+        chunk: Steps in a chunk; default 64 without a decay, 32 with one a head, 16 with one a key channel.
     """
     sizes = _check(q, k, v, log_decay, k_weight, state, normalise)
     per_channel = log_decay is not None and log_decay.ndim == 4
-    chunk = (16 if per_channel else 64) if chunk is None else chunk
+    if chunk is None:
+        chunk = 64 if log_decay is None else 16 if per_channel else 32
     if chunk < 1:
         raise KernelError(f"{OPERATOR}: chunk is {chunk}, accepted is at least 1")
     groups = sizes["head"] if per_channel or sizes["q_head"] != sizes["k_head"] else sizes["q_head"]

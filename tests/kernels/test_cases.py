@@ -32,7 +32,7 @@ def test_float64(path):
 def test_float32(path):
     loop = INDEX[path.stem]["float32_loop_error"]
     case = load(path.stem)
-    # Weights made again from a stored logsumexp carry its rounding, as in any FlashAttention; the loop's do not.
+    # Weights made again from a stored logsumexp carry its rounding, as in any FlashAttention.
     largest = float(case.tensors["out.lse"].abs().max()) if "out.lse" in case.tensors else 1.0
     for c in compare_case(case, torch.float32):
         if c.tensor in loop and not c.form.startswith("pieces"):
