@@ -14,7 +14,6 @@ from kernels.triton.config_table import config
 from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, rows
 from kernels.triton.ops import differentiable, differentiable_once, register
 from kernels.triton.softmax_attention_backward import (
-    _attention_bwd_delta_kernel,
     _attention_bwd_key_kernel,
     _attention_bwd_query_kernel,
 )
@@ -57,7 +56,7 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
         "D_V": v.shape[3],
         "BLOCK_K": power_of_two(q.shape[3]),
         "BLOCK_V": power_of_two(v.shape[3]),
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32",
+        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
     }
 
 
@@ -91,25 +90,20 @@ def _backward(
     width = max(shapes["BLOCK_K"], shapes["BLOCK_V"])
     dlse = None if dlse is None else dlse.contiguous()
     delta = torch.empty_like(lse)
-    block = max(16, 4096 // shapes["BLOCK_V"])
-    launch(
-        _attention_bwd_delta_kernel, (-(-n_dest // block) * n_head * batch,), o, do, dlse, delta, *do.stride()[:3],
-        n_head, n_dest, D_V=d_v, BLOCK_M=block, BLOCK_V=shapes["BLOCK_V"], HAS_DLSE=dlse is not None, num_warps=4,
-    )  # fmt: skip
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     sizes = (n_head, n_dest, n_src, window, scale, scale * LOG2E)
+    dq = torch.empty(batch, n_dest, n_head, d_k, dtype=q.dtype, device=q.device)
+    c = config("attention_bwd_query", width, q.dtype, q.device)
+    launch(
+        _attention_bwd_query_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, o, do, lse, dlse, delta,
+        dq, *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, HAS_DLSE=dlse is not None, num_warps=c.warps, num_stages=c.stages,
+        **shapes,
+    )  # fmt: skip
     dk = torch.empty(batch, n_src, n_kv, d_k, dtype=k.dtype, device=k.device)
     dv = torch.empty(batch, n_src, n_kv, d_v, dtype=v.dtype, device=v.device)
     c = config("attention_bwd_key", width, q.dtype, q.device)
     launch(
         _attention_bwd_key_kernel, (-(-n_src // c.block_n) * n_kv * batch,), q, k, v, do, lse, delta, dk, dv, *strides,
-        *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, num_warps=c.warps, num_stages=c.stages,
-        **shapes,
-    )  # fmt: skip
-    dq = torch.empty(batch, n_dest, n_head, d_k, dtype=q.dtype, device=q.device)
-    c = config("attention_bwd_query", width, q.dtype, q.device)
-    launch(
-        _attention_bwd_query_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, do, lse, delta, dq, *strides,
         *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, num_warps=c.warps, num_stages=c.stages,
         **shapes,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Backward kernels of causal softmax attention: row sums, then keys and values, then queries. No atomics.
+"""Backward kernels of causal softmax attention: queries and the row sums delta, then keys and values. No atomics.
 
 With p_ij = exp(s_ij - lse_i), dp_ij = <do_i, v_j> and delta_i = <do_i, o_i> - dlse_i:
 ds_ij = p_ij (dp_ij - delta_i), dv_j = sum_i p_ij do_i, dk_j = scale sum_i ds_ij q_i, dq_i = scale sum_j ds_ij k_j.
@@ -13,36 +13,9 @@ import triton.language as tl
 
 @triton.jit
 @typing.no_type_check
-def _attention_bwd_delta_kernel(
-    o_ptr, do_ptr, dlse_ptr, delta_ptr, stride_do_b, stride_do_t, stride_do_h, n_head, n_dest,
-    D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_V: tl.constexpr, HAS_DLSE: tl.constexpr,
-):  # fmt: skip
-    """delta_i = <do_i, o_i> - dlse_i."""
-    n_tile = tl.cdiv(n_dest, BLOCK_M)
-    pid = tl.program_id(0)
-    start = pid % n_tile * BLOCK_M
-    batch = (pid // n_tile // n_head).to(tl.int64)
-    head = (pid // n_tile % n_head).to(tl.int64)
-    offs_m = tl.arange(0, BLOCK_M)
-    offs_v = tl.arange(0, BLOCK_V)
-    mask_m = start + offs_m < n_dest
-    mask = mask_m[:, None] & (offs_v[None, :] < D_V)
-    o_ptr += ((batch * n_dest + start) * n_head + head) * D_V
-    do_ptr += batch * stride_do_b + head * stride_do_h + start.to(tl.int64) * stride_do_t
-    b_o = tl.load(o_ptr + offs_m[:, None] * (n_head * D_V) + offs_v[None, :], mask=mask, other=0.0).to(tl.float32)
-    b_do = tl.load(do_ptr + offs_m[:, None] * stride_do_t + offs_v[None, :], mask=mask, other=0.0).to(tl.float32)
-    b_delta = tl.sum(b_o * b_do, 1)
-    row = (batch * n_head + head) * n_dest + start + offs_m
-    if HAS_DLSE:
-        b_delta -= tl.load(dlse_ptr + row, mask=mask_m, other=0.0)
-    tl.store(delta_ptr + row, b_delta, mask=mask_m)
-
-
-@triton.jit
-@typing.no_type_check
 def _attention_bwd_key_tiles(
     b_dk, b_dv, b_k, b_v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_q_t, stride_do_t, start, stop, shift, offs_j,
-    n_dest, window, scale_log2,
+    n_dest, window, scale_log2, wide,
     D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -51,7 +24,7 @@ def _attention_bwd_key_tiles(
     offs_k = tl.arange(0, BLOCK_K)
     offs_v = tl.arange(0, BLOCK_V)
     for start_m in tl.range(start, stop, BLOCK_M):
-        tile = tl.to_tensor(start_m).to(tl.int64)
+        tile = start_m + wide
         mask_m = start_m + offs_m < n_dest
         q_ptrs = q_ptr + tile * stride_q_t + offs_m[:, None] * stride_q_t + offs_k[None, :]
         do_ptrs = do_ptr + tile * stride_do_t + offs_m[:, None] * stride_do_t + offs_v[None, :]
@@ -117,12 +90,12 @@ def _attention_bwd_key_kernel(
         row = (batch * n_head + head) * n_dest
         b_dk, b_dv = _attention_bwd_key_tiles(
             b_dk, b_dv, b_k, b_v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_q_t, stride_do_t, start, full,
-            shift, offs_j, n_dest, window, scale_log2, D_K, D_V, BLOCK_M, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
+            shift, offs_j, n_dest, window, scale_log2, batch * 0, D_K, D_V, BLOCK_M, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
         )  # fmt: skip
         if not HAS_WINDOW:
             b_dk, b_dv = _attention_bwd_key_tiles(
                 b_dk, b_dv, b_k, b_v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_q_t, stride_do_t, full,
-                n_dest, shift, offs_j, n_dest, window, scale_log2, D_K, D_V, BLOCK_M, BLOCK_K, BLOCK_V, False, False,
+                n_dest, shift, offs_j, n_dest, window, scale_log2, batch * 0, D_K, D_V, BLOCK_M, BLOCK_K, BLOCK_V, False, False,
                 PRECISION,
             )  # fmt: skip
     out = (batch * n_src + start_n) * n_kv + kv_head
@@ -135,7 +108,7 @@ def _attention_bwd_key_kernel(
 @triton.jit
 @typing.no_type_check
 def _attention_bwd_query_tiles(
-    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window, scale_log2,
+    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window, scale_log2, wide,
     D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -144,7 +117,7 @@ def _attention_bwd_query_tiles(
     offs_k = tl.arange(0, BLOCK_K)
     offs_v = tl.arange(0, BLOCK_V)
     for start_n in tl.range(start, stop, BLOCK_N):
-        tile = tl.to_tensor(start_n).to(tl.int64)
+        tile = start_n + wide
         j = start_n + offs_n
         mask_k = offs_k[None, :] < D_K
         mask_v = offs_v[None, :] < D_V
@@ -169,13 +142,14 @@ def _attention_bwd_query_tiles(
 @triton.jit
 @typing.no_type_check
 def _attention_bwd_query_kernel(
-    q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
+    q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr,
     stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t, stride_v_h,
     stride_do_b, stride_do_t, stride_do_h, n_head, n_dest, n_src, window, scale, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DLSE: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries of one head. The last tiles, which read most, start first."""
+    """One tile of queries of one head, and its delta. The last tiles, which read most, start first."""
     n_tile = tl.cdiv(n_dest, BLOCK_M)
     pid = tl.program_id(0)
     start_m = (n_tile - 1 - pid % n_tile) * BLOCK_M
@@ -193,7 +167,12 @@ def _attention_bwd_query_kernel(
     b_do = tl.load(do_ptr + offs_m[:, None] * stride_do_t + offs_v[None, :], mask=mask_o, other=0.0)
     row = (batch * n_head + head) * n_dest + start_m + offs_m
     b_lse = tl.load(lse_ptr + row, mask=mask_m, other=0.0) * 1.4426950408889634
-    b_delta = tl.load(delta_ptr + row, mask=mask_m, other=0.0)
+    o_ptr += ((batch * n_dest + start_m) * n_head + head) * D_V
+    b_o = tl.load(o_ptr + offs_m[:, None] * (n_head * D_V) + offs_v[None, :], mask=mask_o, other=0.0)
+    b_delta = tl.sum(b_o.to(tl.float32) * b_do.to(tl.float32), 1)
+    if HAS_DLSE:
+        b_delta -= tl.load(dlse_ptr + row, mask=mask_m, other=0.0)
+    tl.store(delta_ptr + row, b_delta, mask=mask_m)
     k_ptr += batch * stride_k_b + head // GROUP * stride_k_h
     v_ptr += batch * stride_v_b + head // GROUP * stride_v_h
 
@@ -207,11 +186,11 @@ def _attention_bwd_query_kernel(
         diagonal = (first + 1) // BLOCK_N * BLOCK_N
         b_dq = _attention_bwd_query_tiles(
             b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, 0, diagonal, offs_i, n_src, window,
-            scale_log2, D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, False, False, PRECISION,
+            scale_log2, batch * 0, D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, False, False, PRECISION,
         )  # fmt: skip
     b_dq = _attention_bwd_query_tiles(
         b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, diagonal, stop, offs_i, n_src, window,
-        scale_log2, D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
+        scale_log2, batch * 0, D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
     )  # fmt: skip
     dq_ptr += ((batch * n_dest + start_m) * n_head + head) * D_K
     dq_ptrs = dq_ptr + offs_m[:, None] * (n_head * D_K) + offs_k[None, :]

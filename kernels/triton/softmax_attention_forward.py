@@ -9,7 +9,7 @@ import triton.language as tl
 @triton.jit
 @typing.no_type_check
 def _attention_tiles(
-    b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window, scale_log2,
+    b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window, scale_log2, wide,
     D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -18,7 +18,7 @@ def _attention_tiles(
     offs_k = tl.arange(0, BLOCK_K)
     offs_v = tl.arange(0, BLOCK_V)
     for start_n in tl.range(start, stop, BLOCK_N):
-        tile = tl.to_tensor(start_n).to(tl.int64)
+        tile = start_n + wide
         k_ptrs = k_ptr + tile * stride_k_t + offs_n[None, :] * stride_k_t + offs_k[:, None]
         v_ptrs = v_ptr + tile * stride_v_t + offs_n[:, None] * stride_v_t + offs_v[None, :]
         if MASKED:
@@ -88,11 +88,11 @@ def _attention_fwd_kernel(
     else:
         diagonal = (first + 1) // BLOCK_N * BLOCK_N
         b_acc, b_max, b_sum = _attention_tiles(
-            b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, 0, diagonal, offs_i, n_src, window, scale_log2,
+            b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, 0, diagonal, offs_i, n_src, window, scale_log2, batch * 0,
             D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, False, False, PRECISION,
         )  # fmt: skip
     b_acc, b_max, b_sum = _attention_tiles(
-        b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, diagonal, stop, offs_i, n_src, window, scale_log2,
+        b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, diagonal, stop, offs_i, n_src, window, scale_log2, batch * 0,
         D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
     )  # fmt: skip
     if HAS_SINK:
