@@ -11,6 +11,7 @@ holds the output gate, the weight of the gated norm and its scale, frozen at thi
 whole layer, a state index or a cluster of channels.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -139,9 +140,9 @@ class Reading:
         """The weights that prefix matching uses, for a range of destinations (None: all).
 
         normalisation "none": the pattern as it is. "abs_row": |A| / sum_j |A|. "contribution":
-        norm of c[i,j] / sum_j of it. A row that moves nothing has weights 0. Memory beside the result is
-        bounded by about four times `BLOCK_BYTES`, or one row where that is more: no [channel dest src] tensor
-        is made.
+        norm of c[i,j] / sum_j of it. A row that moves nothing has weights 0. Memory beside the result: a
+        few times `BLOCK_BYTES` (or one row, where that is more), and for Mamba-1 a few times
+        [batch seq channel d_state]. No [channel dest src] tensor is made.
         """
         first, last, _ = (rows or slice(None)).indices(self.n_seq)
         out = self.constant.new_zeros(self.n_batch, self.n_units, max(last - first, 0), self.n_seq)
@@ -173,11 +174,12 @@ class Reading:
 
     def row_blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Ranges of destinations whose source vectors take at most `BLOCK_BYTES` (at least one row each)."""
-        width = max(self.n_units * self.taps.shape[-1], self.n_units * self._norm_width)
-        per_entry = self.n_batch * width * self.constant.element_size()
+        width = self.n_units * max(self.taps.shape[-1], self._norm_width)
+        # A block of n rows from `start` has n (start + n) entries, as no row looks beyond the block's end.
+        most = BLOCK_BYTES / (self.n_batch * width * self.constant.element_size())
         start = first
         while start < last:
-            n = max(1, BLOCK_BYTES // (per_entry * min(self.n_seq, start + 64)))
+            n = max(1, int((math.sqrt(start * start + 4 * most) - start) / 2))
             yield start, min(last, start + n)
             start = min(last, start + n)
 

@@ -242,7 +242,7 @@ def test_reading_a_layer_makes_no_channel_by_time_by_time_tensor():
             reading.weights()
     finally:
         reading_module.BLOCK_BYTES = original
-    assert largest.size <= 2 * 2**20 < 4 * channels * seq * seq
+    assert largest.size <= 1.01 * 2**20 < 4 * channels * seq * seq
 
 
 @pytest.mark.parametrize("name", ["softmax", "linear"])
