@@ -134,7 +134,7 @@ class TextConfig(DataConfig):
 
     kind: Literal["text"] = "text"
     seq: int
-    d_vocab: int = 256
+    d_vocab: int = 1024
     path: str | None = None
     tokens: Literal["bytes", "bpe", "file"] = "bpe"
     held_out: float = 0.05
