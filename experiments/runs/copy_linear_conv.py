@@ -6,4 +6,5 @@ CONFIG = toy(
     LINEAR_CONV,
     LINEAR_CONV,
     steps=1000,
+    init_std=0.1,
 )

@@ -1,5 +1,5 @@
 from experiments.recipes import MAMBA2_SLOW, SEGMENT_COPY, toy
 
 CONFIG = toy(
-    "Segment copy, one Mamba-2 layer with slow init", SEGMENT_COPY, MAMBA2_SLOW, steps=1000, every=50
+    "Segment copy, one Mamba-2 layer with slow init", SEGMENT_COPY, MAMBA2_SLOW, steps=1500, every=50
 )

@@ -6,6 +6,6 @@ CONFIG = toy(
     LINEAR_CONV,
     LINEAR_CONV,
     d_model=32,
-    steps=500,
-    every=20,
+    steps=575,
+    every=25,
 )

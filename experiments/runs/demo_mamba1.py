@@ -1,5 +1,11 @@
 from experiments.recipes import MAMBA1, PERIODIC_SMALL, toy
 
 CONFIG = toy(
-    "Demo: periodic tiling, one Mamba-1 layer", PERIODIC_SMALL, MAMBA1, d_model=32, steps=500, every=20
+    "Demo: periodic tiling, two Mamba-1 layers",
+    PERIODIC_SMALL,
+    MAMBA1,
+    MAMBA1,
+    d_model=32,
+    steps=575,
+    every=25,
 )

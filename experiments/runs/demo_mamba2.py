@@ -6,6 +6,6 @@ CONFIG = toy(
     MAMBA2_SLOW,
     MAMBA2_SLOW,
     d_model=32,
-    steps=450,
-    every=18,
+    steps=480,
+    every=20,
 )

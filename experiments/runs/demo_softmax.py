@@ -1,11 +1,11 @@
-from experiments.recipes import SEGMENT_COPY, SOFTMAX, toy
+from experiments.recipes import SEGMENT_COPY, toy
+from models.config import SoftmaxAttentionConfig
 
 CONFIG = toy(
-    "Demo: segment copy, two softmax layers",
+    "Demo: segment copy, two softmax layers of two heads",
     SEGMENT_COPY,
-    SOFTMAX,
-    SOFTMAX,
-    steps=850,
+    *[SoftmaxAttentionConfig(n_heads=2)] * 2,
+    steps=750,
     init_std=0.1,
-    windows=((50, 350, 100), (400, 850, 25)),
+    windows=((50, 250, 100), (300, 750, 25)),
 )

@@ -55,7 +55,7 @@ def test_bpe_round_trip_and_separator():
 
 
 def test_no_document_is_on_both_sides(folder, tmp_path):
-    config = TextConfig(seq=16, path=str(folder), tokens="bytes", held_out=0.2)
+    config = TextConfig(seq=16, path=str(folder), tokens="bytes", d_vocab=256, held_out=0.2)
     corpus = prepare_corpus(config, tmp_path / "corpus", split_seed=0)
     train, held_out = bytes(corpus.train.astype(np.uint8)), bytes(corpus.held_out.astype(np.uint8))
     words = [word(n).encode() for n in range(20)]
@@ -80,7 +80,7 @@ def test_bpe_sees_training_documents_only(folder, tmp_path):
 
 
 def test_a_prepared_corpus_is_read_again_unchanged(folder, tmp_path):
-    config = TextConfig(seq=16, path=str(folder), tokens="bytes", held_out=0.2)
+    config = TextConfig(seq=16, path=str(folder), tokens="bytes", d_vocab=256, held_out=0.2)
     first = prepare_corpus(config, tmp_path / "corpus", split_seed=0).train.copy()
     for path in folder.iterdir():
         path.write_text("changed since", "utf-8")
