@@ -66,7 +66,8 @@ def pattern(
     normalise: bool = False,
     eps: float = 0.0,
     state: LinearState | None = None,
-) -> Float[Tensor, "batch head dest=seq src=seq"]:
+    rows: slice | None = None,
+) -> Float[Tensor, "batch head dest src=seq"]:
     """Implied attention; signed, and without `normalise` rows do not sum to 1.
 
     Args:
@@ -77,6 +78,7 @@ def pattern(
         normalise: Divide each row by its sum (plus what the initial z adds) plus eps.
         eps: Added to the denominator as it is.
         state: Initial state; only its z is used, and only by `normalise`.
+        rows: Only these destinations, consecutive (memory is batch x head x rows x seq).
 
     Raises:
         KernelError: Shapes that disagree; `normalise` with a state that has no z.
@@ -85,10 +87,10 @@ def pattern(
     2024, arXiv:2405.21060.
     """
     q, k, decay = _prepare(q, k, None, log_decay, k_weight, scale, state, normalise)
-    weights = _raw_pattern(q, k, decay)
+    weights = _raw_pattern(q, k, decay, rows or slice(None))
     if not normalise:
         return weights
-    return weights / _denominator(weights, q, decay, state, eps)
+    return weights / _denominator(weights, q, decay, state, eps, rows or slice(None))
 
 
 @without_autocast
@@ -340,14 +342,14 @@ def _prepare(
     return q, k, decay if decay.ndim == 4 else decay.expand(q.shape[:3])[..., None]
 
 
-def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
+def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor, rows: slice = slice(None)) -> Tensor:
     """Unnormalised A [batch head dest src]. One key channel at a time where each has its own decay."""
-    seq = q.shape[1]
-    causal = torch.ones(seq, seq, dtype=torch.bool, device=q.device).tril()
-    by_channel = decay.permute(0, 2, 3, 1)
+    position = torch.arange(q.shape[1], device=q.device)
+    later = position[None, :] > position[rows, None]
+    q, by_channel = q[:, rows], decay.permute(0, 2, 3, 1)
 
     def decays(channel: int) -> Tensor:
-        return torch.exp(segment_sum(by_channel[:, :, channel]).masked_fill(~causal, -torch.inf))
+        return torch.exp(segment_sum(by_channel[:, :, channel], rows).masked_fill(later, -torch.inf))
 
     if decay.shape[-1] == 1:
         return torch.einsum("bihd,bjhd->bhij", q, k) * decays(0)
@@ -355,13 +357,20 @@ def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor) -> Tensor:
     return sum(products)
 
 
-def _denominator(weights: Tensor, q: Tensor, decay: Tensor, state: LinearState | None, eps: float) -> Tensor:
+def _denominator(
+    weights: Tensor,
+    q: Tensor,
+    decay: Tensor,
+    state: LinearState | None,
+    eps: float,
+    rows: slice = slice(None),
+) -> Tensor:
     """What a normalised row is divided by [batch head dest 1]."""
-    rows = weights.sum(dim=-1)
+    row_sum = weights.sum(dim=-1)
     if state is not None:
-        from_start = torch.exp(decay.cumsum(dim=1))
-        rows = rows + torch.einsum("bihd,bhd->bhi", q * from_start, state.z.to(q.dtype))
-    return (rows + eps)[..., None]
+        from_start = torch.exp(decay.cumsum(dim=1))[:, rows]
+        row_sum = row_sum + torch.einsum("bihd,bhd->bhi", q[:, rows] * from_start, state.z.to(q.dtype))
+    return (row_sum + eps)[..., None]
 
 
 def _rows(x: Tensor, heads: int) -> Tensor:
