@@ -109,13 +109,12 @@ class Mamba1(Mamba):
         """B, C and dt from the convolution's output."""
         if self.config.constant_bcdt:
             shape = (*u.shape[:2], -1)
-            dt = selective_scan.softplus_dt(self.dt_bias)
+            dt = self._steps(torch.zeros_like(self.dt_bias), self.dt_bias)
             return _Scan(u, dt.expand(shape), self.B.expand(shape), self.C.expand(shape))
         widths = (self.config.dt_rank, self.d_state, self.d_state)
         dt_low, B, C = self.x_proj(u).split(widths, -1)
-        return _Scan(
-            u, selective_scan.softplus_dt(F.linear(dt_low, self.dt_proj.weight), self.dt_proj.bias), B, C
-        )
+        dt = self._steps(F.linear(dt_low, self.dt_proj.weight), self.dt_proj.bias)
+        return _Scan(u, dt, B, C)
 
     def _hooked(self, scan: _Scan) -> _Scan:
         C = self.hook_q(scan.C[:, :, None])[:, :, 0]
@@ -169,7 +168,8 @@ class Mamba1(Mamba):
         log_decay = self.hook_decay(here.dt[..., None] * -torch.exp(self.A_log))
         write = self.hook_write((here.dt * here.u)[..., None] * here.B[:, None])
         state = self.hook_state(write if state is None else torch.exp(log_decay) * state + write)
-        return (state * here.C[:, None]).sum(-1) + self.D * here.u, state
+        y = (state * here.C[:, None]).sum(-1) + self.D * here.u
+        return y.to(here.u.dtype), state
 
     def implied_attention(
         self, x: Float[Tensor, "batch seq d_model"]

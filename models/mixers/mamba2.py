@@ -18,7 +18,6 @@ from torch.nn import functional as F
 
 from kernels import gated_linear_attention
 from kernels.gated_linear_attention import LinearState
-from kernels.selective_scan import softplus_dt
 from models.config import Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
@@ -137,7 +136,7 @@ class Mamba2(Mamba):
         x, B, C = xBC.split(self._conv_widths, -1)
         x = x.unflatten(-1, (self.n_heads, self.d_head))
         B, C = (part.unflatten(-1, (self.n_groups, self.d_state)) for part in (B, C))
-        dt = softplus_dt(dt, self.dt_bias)
+        dt = self._steps(dt, self.dt_bias)
         if self.config.dt_limits is not None:
             dt = dt.clamp(*self.config.dt_limits)
         if hooked:
@@ -182,7 +181,8 @@ class Mamba2(Mamba):
         if state is not None:
             state_ = state_ + torch.exp(here.log_decay)[..., None, None] * state
         state_ = self.hook_state(state_)
-        return torch.einsum("bhdn,bhn->bhd", state_, C), state_
+        y = torch.einsum("bhdn,bhn->bhd", state_, C.to(state_.dtype))
+        return y.to(here.x.dtype), state_
 
     def _normed(self, y: Float[Tensor, "batch seq d_inner"]) -> Float[Tensor, "batch seq d_inner"]:
         return y if self.norm is None else self.norm(y)

@@ -138,14 +138,19 @@ def test_constant_bcdt_has_a_toeplitz_pattern_and_ordinary_mamba_has_not():
         assert pattern.abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["softmax", "mamba1", "mamba2", "linear_conv"])
+@pytest.mark.parametrize("form", list(Form))
+@pytest.mark.parametrize("name", NAMES)
 @torch.no_grad()
-def test_bfloat16_stays_near_float64(name):
+def test_bfloat16_stays_near_float64(name, form):
     x = inputs(33)
-    exact = build(name)(x)
-    low = build(name, dtype=torch.bfloat16)(x.bfloat16())
-    assert low.dtype == torch.bfloat16
-    assert (low.double() - exact).abs().max() < 0.05 * exact.abs().max() + 0.05
+    mixer, exact = build(name, dtype=torch.bfloat16), build(name)(x)
+    for hooked in (False, True):
+        if hooked:
+            for point in mixer.hook_forms:
+                getattr(mixer, point).add_hook(lambda tensor, hook: tensor.clone())
+        low = mixer(x.bfloat16(), form)
+        assert low.dtype == torch.bfloat16
+        assert (low.double() - exact).abs().max() < 0.05 * exact.abs().max() + 0.05
 
 
 def test_initial_rates_and_steps():
