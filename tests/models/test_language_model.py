@@ -216,4 +216,11 @@ def test_compiled_model_gives_the_same_logits():
     model = language_models.build("llama", dtype=torch.float32)
     tokens = language_models.tokens()
     compiled = torch.compile(model, backend="eager")
-    assert_close(compiled(tokens), model(tokens))
+    plain = model(tokens)
+    assert_close(compiled(tokens), plain)
+    hooks = [("blocks.0.attn.hook_pattern", lambda x, hook: x * 0)]
+    with model.hooks(fwd_hooks=hooks):
+        changed = compiled(tokens)
+    assert_close(changed, model.run_with_hooks(tokens, fwd_hooks=hooks))
+    assert (changed - plain).abs().max() > 0.1
+    assert_close(compiled(tokens), plain)
