@@ -1,4 +1,6 @@
-"""Reference outputs of whole models: tiny Hugging Face folders, and the scores of SmolLM2-135M from its GGUF file."""
+"""Reference outputs of whole models: tiny Hugging Face folders, and the scores of SmolLM2-135M from its GGUF
+file.
+"""
 
 import json
 from collections.abc import Callable, Iterator
@@ -89,7 +91,10 @@ def _by_mixers(folder: Path) -> Subject:
     return LanguageModelSubject(from_pretrained(folder))
 
 
-_WAYS: dict[str, Callable[[Path], Subject]] = {"through TransformerBridge": _by_bridge, "in our mixers": _by_mixers}
+_WAYS: dict[str, Callable[[Path], Subject]] = {
+    "through TransformerBridge": _by_bridge,
+    "in our mixers": _by_mixers,
+}
 
 
 def _compare_tiny(
@@ -107,7 +112,9 @@ def _compare_tiny(
 
 
 def smollm2(case_file: Path, gguf: Path) -> Iterator[Outcome]:
-    """The scores, losses and ablations of the case file, by our own instruments and mixers on the file's probes."""
+    """The scores, losses and ablations of the case file, by our own instruments and mixers on the file's
+    probes.
+    """
     case = json.loads(case_file.read_text())
     subject = _by_mixers(gguf)
     probes = {
@@ -210,7 +217,9 @@ def _smollm2_copying(subject: Subject, case: dict[str, Any], probe: RepeatedToke
             outcome.deviations.compare(label, four, head["copy_logit"][name], atol)
             outcome.deviations.compare(f"2r {label}", two, head["copy_logit"][f"{name}_2r"], atol)
         weight = torch.cat([part[:, unit] for part in parts[layer, "bos_weight"]]).mean()
-        outcome.deviations.compare(f"bos_weight of {layer}.{unit}", weight, head["copy_logit"]["bos_weight"], atol)
+        outcome.deviations.compare(
+            f"bos_weight of {layer}.{unit}", weight, head["copy_logit"]["bos_weight"], atol
+        )
     return outcome
 
 
@@ -240,13 +249,13 @@ def _smollm2_eigenvalues(subject: Subject, case: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def _smollm2_losses(
-    subject: Subject, case: dict[str, Any], probe: RepeatedTokens
-) -> tuple[Tensor, Outcome]:
+def _smollm2_losses(subject: Subject, case: dict[str, Any], probe: RepeatedTokens) -> tuple[Tensor, Outcome]:
     outcome, expected, tolerance = Outcome(name="SmolLM2 losses"), case["loss"], case["tolerance"]
     losses = subject.losses(probe.tokens).double()
     found = outcome.deviations
-    found.compare("loss by position", losses.mean(0), expected["per_position"], tolerance["per_position_loss"])
+    found.compare(
+        "loss by position", losses.mean(0), expected["per_position"], tolerance["per_position_loss"]
+    )
     for name, part in _parts(losses, probe).items():
         found.compare(name, part.mean(), expected[name], tolerance["mean_loss"])
     edge = losses[:, probe.period].mean()

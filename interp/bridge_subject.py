@@ -63,8 +63,8 @@ class BridgeSubject(Subject):
             for point in ("hook_pattern", "hook_v"):
                 if f"blocks.{layer}.attn.{point}" not in hooks:
                     raise DetectionError(
-                        f"layer {layer} of this model has no {point}: only models with softmax attention in every "
-                        "layer can be read through TransformerBridge"
+                        f"layer {layer} of this model has no {point}: only models with softmax attention in "
+                        "every layer can be read through TransformerBridge"
                     )
 
     @torch.no_grad()
@@ -72,9 +72,7 @@ class BridgeSubject(Subject):
         return self.bridge(tokens, return_type="logits")
 
     @torch.no_grad()
-    def visit(
-        self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
-    ) -> None:
+    def visit(self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None) -> None:
         values: dict[int, Tensor] = {}
 
         def keep(tensor: Tensor, hook: Any) -> None:
@@ -139,7 +137,8 @@ def open_bridge(path: str | Path, *, device: str = "cpu", bos: int | None | str 
     """Load a Hugging Face model folder or a `.gguf` file of a softmax model, without the network.
 
     Args:
-        bos: `auto` takes the tokenizer's or the configuration's, where sequences begin with it; else an id or None.
+        bos: `auto` takes the tokenizer's or the configuration's, where sequences begin with it; else an id or
+            None.
 
     Raises:
         DetectionError: transformers or the bridge cannot read it; the message is their first line.
@@ -169,7 +168,9 @@ def _load(path: Path, device: str) -> tuple[Any, Any]:
     gguf = {"gguf_file": path.name} if path.suffix == ".gguf" else {}
     folder = path.parent if gguf else path
     if not gguf and json.loads((path / "config.json").read_text()).get("model_type", "").startswith("mamba"):
-        raise DetectionError(f"{path} is a Mamba model of Hugging Face: not supported yet; convert it to our own mixers")
+        raise DetectionError(
+            f"{path} is a Mamba model of Hugging Face: not supported yet; convert it to our own mixers"
+        )
     model = AutoModelForCausalLM.from_pretrained(
         folder, **gguf, dtype=torch.float32, attn_implementation="eager", local_files_only=True
     )
@@ -177,7 +178,9 @@ def _load(path: Path, device: str) -> tuple[Any, Any]:
 
 
 def _tokenizer(folder: Path, gguf: dict[str, str]) -> Any:
-    if not gguf and not any((folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")):
+    if not gguf and not any(
+        (folder / name).exists() for name in ("tokenizer.json", "tokenizer_config.json", "vocab.json")
+    ):
         return None
     from transformers import AutoTokenizer
 

@@ -15,7 +15,9 @@ PROG = "detect-induction"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 when done, 1 after a named error in one line (argparse exits 2 on wrong usage)."""
+    """Run the command; returns 0 when done, 1 after a named error in one line (argparse exits 2 on wrong
+    usage).
+    """
     options = _parser().parse_args(argv)
     # Imported late: `--help` and wrong usage answer at once.
     from interp.errors import DetectionError
@@ -54,39 +56,56 @@ def _error(message: object) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=PROG,
-        description="Score every head of a language model on repeated random tokens, and date when induction appeared.",
-        epilog="The table goes to stdout, progress to stderr. Exit status: 0 done, 1 a named error, 2 wrong usage.",
+        description="Score every head of a language model on repeated random tokens, and date when "
+        "induction appeared.",
+        epilog="The table goes to stdout, progress to stderr. Exit status: 0 done, 1 a named error, 2 "
+        "wrong usage.",
     )
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a folder "
-        "of its revisions, a .gguf file, or OWNER/NAME[@REVISION] on the hub (with --steps: its series of revisions)",
+        help="a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a "
+        "folder of its revisions, a .gguf file, or OWNER/NAME[@REVISION] on the hub (with --steps: its "
+        "series of revisions)",
     )
-    parser.add_argument("--steps", help="checkpoints of a series: all, last, numbers and ranges LOW:HIGH, commas between")
+    parser.add_argument(
+        "--steps", help="checkpoints of a series: all, last, numbers and ranges LOW:HIGH, commas between"
+    )
     parser.add_argument("--scores", help=f"some of {', '.join(SCORES)}, commas between (default: all)")
-    probe = parser.add_argument_group("probe", "defaults shrink where vocabulary or context demand it, and say so")
+    probe = parser.add_argument_group(
+        "probe", "defaults shrink where vocabulary or context demand it, and say so"
+    )
     probe.add_argument("--sequences", type=_positive, metavar="N", help="sequences of the probe (default 16)")
-    probe.add_argument("--period", type=_positive, metavar="N", help="distinct tokens in a sequence (default 25)")
+    probe.add_argument(
+        "--period", type=_positive, metavar="N", help="distinct tokens in a sequence (default 25)"
+    )
     probe.add_argument("--repeats", type=_at_least_two, metavar="N", help="how often they come (default 4)")
     probe.add_argument("--seed", type=int, default=0, help="of the probe's tokens (default 0)")
-    probe.add_argument("--bos", type=_bos, default="auto", metavar="ID", help="auto (default), none, or a token id")
+    probe.add_argument(
+        "--bos", type=_bos, default="auto", metavar="ID", help="auto (default), none, or a token id"
+    )
     text = parser.add_argument_group("text windows, for loss and in-context learning")
-    text.add_argument("--text", metavar="PATH", help="a file or folder (default: the run's own, or Python's library)")
+    text.add_argument(
+        "--text", metavar="PATH", help="a file or folder (default: the run's own, or Python's library)"
+    )
     text.add_argument("--windows", type=_positive, metavar="N", help="how many windows")
-    parser.add_argument("--mamba-units", type=_units, metavar="UNITS", help="layer (default), state, or cluster:K")
+    parser.add_argument(
+        "--mamba-units", type=_units, metavar="UNITS", help="layer (default), state, or cluster:K"
+    )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:N")
     parser.add_argument(
         "--via",
         choices=("auto", "bridge", "mixers"),
         default="auto",
-        help="how models of other projects are read: in our own mixers, through TransformerLens's bridge (softmax only), "
+        help="how models of other projects are read: in our own mixers, through TransformerLens's "
+        "bridge (softmax only), "
         "or auto (default): our mixers where there is a reader, else the bridge",
     )
     parser.add_argument(
         "--resume",
         metavar="FOLDER",
-        help="keep each finished checkpoint's scores there, and take those that are there already; under `accelerate "
+        help="keep each finished checkpoint's scores there, and take those that are there already; "
+        "under `accelerate "
         "launch --multi_gpu --num_processes N -m interp.cli` the checkpoints are shared over the processes",
     )
     out = parser.add_argument_group("output")
@@ -106,7 +125,9 @@ def _positive(text: str) -> int:
 
 def _at_least_two(text: str) -> int:
     if _positive(text) < 2:
-        raise argparse.ArgumentTypeError(f"{text}: tokens that come once have no earlier copy; 2 is the least")
+        raise argparse.ArgumentTypeError(
+            f"{text}: tokens that come once have no earlier copy; 2 is the least"
+        )
     return int(text)
 
 
@@ -193,7 +214,9 @@ def _check_writable(path: Path) -> None:
 
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Any]:
-    """A callback for `detect`: a bar on a terminal, a line for each checkpoint elsewhere, nothing when quiet."""
+    """A callback for `detect`: a bar on a terminal, a line for each checkpoint elsewhere, nothing when
+    quiet.
+    """
     if quiet:
         yield None
     elif not sys.stderr.isatty():

@@ -1,9 +1,10 @@
 """Copying: does a head raise the logit of what it attends to? Three answers: `logit`, `edge`, `eigenvalue`.
 
-A raise is what a head's output does to a token's logit on its own: straight through the final norm's gain and the
-unembedding. The final norm's scale at a position is frozen; it multiplies numerator and denominator of every ratio
-here alike, so it is left out. With a = raise of the attended token and S = sum of raises over the sample's tokens,
-r = a / (a + S) and the score is 4r - 1, in [-1, 1]: 1 when only the attended token is raised, -1 when it is not raised.
+A raise is what a head's output does to a token's logit on its own: straight through the final norm's gain and
+the unembedding. The final norm's scale at a position is frozen; it multiplies numerator and denominator of
+every ratio here alike, so it is left out. With a = raise of the attended token and S = sum of raises over the
+sample's tokens, r = a / (a + S) and the score is 4r - 1, in [-1, 1]: 1 when only the attended token is
+raised, -1 when it is not raised.
 """
 
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from models.mixers.reading import Reading
 
 @dataclass(frozen=True, kw_only=True)
 class CopyingScore:
-    """`r` = a / (a + S) of each sequence, position (or edge) and unit; NaN where nothing is raised (S = 0)."""
+    """`r` = a / (a + S) of each sequence, position (or edge) and unit; NaN where nothing is raised (S =
+    0).
+    """
 
     ratio: Float[Tensor, "batch unit position"]
     two_ratio: Float[Tensor, "batch unit position"]
@@ -57,8 +60,8 @@ def logit_copying(
         directions: `logit = directions[b, j] @ residual` of the token at position j, the mean over the whole
             vocabulary taken out.
         bos: Position 0 is BOS; it is then no destination.
-        with_bos: BOS among the sources and the sample's tokens. Without it the remaining weights are rescaled to
-            sum to 1; what the head read from BOS stays in its output.
+        with_bos: BOS among the sources and the sample's tokens. Without it the remaining weights are rescaled
+            to sum to 1; what the head read from BOS stays in its output.
         attended: `weighted` for the weighted mean over sources, `argmax` for the most attended one.
 
     Source: Olsson et al. 2022, arXiv:2209.11895, copying head evaluator.
@@ -97,8 +100,9 @@ def edge_copying(
 ) -> EdgeCopying:
     """The same question where a head is at work: each induction edge alone, on the repeated probe.
 
-    An edge's contribution c[i, j] goes straight to the logits, centred over the sample's tokens; r compares the raise
-    of x_j with the raises of all of them. `directions` belong to the first `probe.period` tokens after BOS.
+    An edge's contribution c[i, j] goes straight to the logits, centred over the sample's tokens; r compares
+    the raise of x_j with the raises of all of them. `directions` belong to the first `probe.period` tokens
+    after BOS.
     """
     batch, (dest, src) = probe.tokens.shape[0], probe.edges
     rows = torch.arange(batch, device=dest.device)[:, None].expand_as(dest)
@@ -132,7 +136,9 @@ def sample_tokens(probe: RepeatedTokens) -> Int[Tensor, "batch token"]:
 
 
 def unit_outputs(reading: Reading, seq: int | None = None) -> Float[Tensor, "batch seq unit d_source"]:
-    """What each unit adds at the first `seq` positions (None: all), before `W_out`: its source vectors summed."""
+    """What each unit adds at the first `seq` positions (None: all), before `W_out`: its source vectors
+    summed.
+    """
     blocks = [reading.rows(start, stop).sum(2) for start, stop in reading.row_blocks(0, seq or reading.n_seq)]
     return torch.cat(blocks, dim=1)
 
@@ -145,8 +151,9 @@ def eigenvalue_copying(
     """Re(sum of eigenvalues) / sum of |eigenvalues| of W_E W_V W_O W_U, in [-1, 1]; 1 for pure copying.
 
     Args:
-        gram: W_U W_E, with whatever gains are folded and with row-vector maps: `residual @ gram`. The nonzero eigenvalues
-            are those of the d_head x d_head product `W_O gram W_V`, which is all that is computed, in float64.
+        gram: W_U W_E, with whatever gains are folded and with row-vector maps: `residual @ gram`. The nonzero
+            eigenvalues are those of the d_head x d_head product `W_O gram W_V`, which is all that is
+            computed, in float64.
 
     Source: Elhage et al. 2021, "copying" eigenvalue summary of OV circuits.
     """
@@ -171,7 +178,9 @@ def _sample_index(probe: RepeatedTokens, src: Int[Tensor, "batch edge"]) -> Int[
     return (tokens[..., None] == sample_tokens(probe)[:, None]).int().argmax(-1)
 
 
-def _ratio(a: Float[Tensor, "batch unit position"], total: Float[Tensor, "batch unit position"]) -> CopyingScore:
+def _ratio(
+    a: Float[Tensor, "batch unit position"], total: Float[Tensor, "batch unit position"]
+) -> CopyingScore:
     raised = total > 0
     nan = torch.full_like(a, torch.nan)
     return CopyingScore(

@@ -27,9 +27,10 @@ def documents(source: str | Path | None = None) -> list[Document]:
     """All documents of a source, in the order of their names.
 
     Args:
-        source: None for the running Python's standard library (its `.py` files, about 30 MB); a folder for all text
-            files below it; a `.jsonl` file for one document a line (key `text`); any other file for that file, cut
-            at blank lines into pieces of 16,384 characters or more, so that a part can be held out.
+        source: None for the running Python's standard library (its `.py` files, about 30 MB); a folder for
+            all text files below it; a `.jsonl` file for one document a line (key `text`); any other file for
+            that file, cut at blank lines into pieces of 16,384 characters or more, so that a part can be held
+            out.
 
     Raises:
         DetectionError: the path does not exist, or holds no text.
@@ -38,14 +39,20 @@ def documents(source: str | Path | None = None) -> list[Document]:
         root = Path(sysconfig.get_path("stdlib"))
         found = _read_all(root, (p for p in root.rglob("*.py") if not _NOT_STDLIB & set(p.parts)))
     elif (path := Path(source)).is_dir():
-        files = (p for p in path.rglob("*") if p.is_file() and p.suffix.lower() in _TEXT_SUFFIXES | {".jsonl"})
+        files = (
+            p for p in path.rglob("*") if p.is_file() and p.suffix.lower() in _TEXT_SUFFIXES | {".jsonl"}
+        )
         found = _read_all(path, files)
     elif path.is_file():
         found = _read_file(path, path.name, in_pieces=True)
     else:
-        raise DetectionError(f"no text at {source}: give a file, a folder, or nothing for the standard library")
+        raise DetectionError(
+            f"no text at {source}: give a file, a folder, or nothing for the standard library"
+        )
     if not found:
-        raise DetectionError(f"no text in {source}: accepted are {', '.join(sorted(_TEXT_SUFFIXES))} and .jsonl")
+        raise DetectionError(
+            f"no text in {source}: accepted are {', '.join(sorted(_TEXT_SUFFIXES))} and .jsonl"
+        )
     return found
 
 

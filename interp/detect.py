@@ -1,4 +1,6 @@
-"""Find induction heads: every instrument on one checkpoint or on a series of them, one in memory at a time."""
+"""Find induction heads: every instrument on one checkpoint or on a series of them, one in memory at a
+time.
+"""
 
 import hashlib
 import importlib.metadata
@@ -47,21 +49,25 @@ def detect(
     """Score every head of every checkpoint, and date the phase transition of a series.
 
     Args:
-        target: A path (checkpoint, run folder, Hugging Face folder, `.gguf`), a LanguageModel or a TransformerBridge.
+        target: A path (checkpoint, run folder, Hugging Face folder, `.gguf`), a LanguageModel or a
+            TransformerBridge.
         steps: Which checkpoints of a series; see `sources.select_steps`.
         scores: Some of `SCORES`; None for all. What is left out is None in the records.
-        period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By default
-            16 sequences of 25 x 4 (losses: 32 of 50 x 2), shrunk (and noted) where vocabulary or context demand it.
+        period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By
+            default 16 sequences of 25 x 4 (losses: 32 of 50 x 2), shrunk (and noted) where vocabulary or
+            context demand it.
         mamba_units: `layer` (default), `state` or `cluster:K` as the units of Mamba-1 layers.
         bos: `auto` for the model's own; an id; or None for none.
-        text: File or folder to take text windows from; by default the run's evaluation windows, and for models that
-            bring a tokenizer but no windows the standard library.
-        via: Models of other projects: `mixers` (read into our own mixers), `bridge` (TransformerLens's, softmax only), or
-            `auto`: our mixers where there is a reader for the architecture, the bridge for the rest.
-        n_windows: How many text windows; by default what fits 16,384 tokens (4,096 for models above 20 M weights).
+        text: File or folder to take text windows from; by default the run's evaluation windows, and for
+            models that bring a tokenizer but no windows the standard library.
+        via: Models of other projects: `mixers` (read into our own mixers), `bridge` (TransformerLens's,
+            softmax only), or `auto`: our mixers where there is a reader for the architecture, the bridge for
+            the rest.
+        n_windows: How many text windows; by default what fits 16,384 tokens (4,096 for models above 20 M
+            weights).
         n_maps: Attention maps kept, of the strongest units of the last checkpoint.
-        resume: A folder that keeps the scores of each finished checkpoint, and from which a detection with the same
-            settings takes those of the same weights instead of computing them again.
+        resume: A folder that keeps the scores of each finished checkpoint, and from which a detection with
+            the same settings takes those of the same weights instead of computing them again.
         progress: Called as `progress(done, total, step)` before each checkpoint and at the end.
 
     Raises:
@@ -73,7 +79,13 @@ def detect(
     missing: list[int] = []
     chosen = list(source.at_steps(steps, missing if source.lenient else None))
     trained = None if source.windows is None else source.windows.shape[1]
-    probe = {"period": period, "repeats": repeats, "n_sequences": n_sequences, "seed": seed, "trained": trained}
+    probe = {
+        "period": period,
+        "repeats": repeats,
+        "n_sequences": n_sequences,
+        "seed": seed,
+        "trained": trained,
+    }
     settings = {
         "scores": sorted(wanted),
         "probe": [n_sequences, period, repeats, seed, bos],
@@ -84,10 +96,10 @@ def detect(
     }
     run = CheckpointRun(
         work=Work(
-            plan=lambda subject: _planned(
-                subject, _windows(subject, source, text, n_windows, wanted), probe
+            plan=lambda subject: _planned(subject, _windows(subject, source, text, n_windows, wanted), probe),
+            measure=lambda subject, plan, checkpoint: _measure(
+                subject, plan, checkpoint, wanted, mamba_units
             ),
-            measure=lambda subject, plan, checkpoint: _measure(subject, plan, checkpoint, wanted, mamba_units),
             maps=lambda subject, plan, scored: _attention_maps(subject, plan, scored, n_maps, mamba_units),
         ),
         finished=None if resume is None else FinishedFolder(resume, settings),
@@ -108,7 +120,14 @@ def detect(
         checkpoints=tuple(done),
         phase_transition=None if transition is None else to_plain(transition.to_dict()),
         attention_maps=found[-1].maps or (),
-        notes=(*_reading(facts.origin), *facts.notes, *_notes(wanted, done, facts.probe.bos), *absent, *left_out, *source.notes),
+        notes=(
+            *_reading(facts.origin),
+            *facts.notes,
+            *_notes(wanted, done, facts.probe.bos),
+            *absent,
+            *left_out,
+            *source.notes,
+        ),
         text=facts.text,
         model=facts.origin,
         missing_steps=tuple(missing),
@@ -132,7 +151,8 @@ def _reading(origin: dict[str, Any] | None) -> list[str]:
     tied = "tied" if origin["tied"] else "untied"
     said = (
         f"read into our own mixers: {origin['architecture']}, weights {origin['stored_dtype']}, computed in "
-        f"{origin['dtype']}, BOS {origin['bos']}, {len(origin['special'])} special tokens, embeddings {tied}, norms not folded"
+        f"{origin['dtype']}, BOS {origin['bos']}, {len(origin['special'])} special tokens, embeddings "
+        f"{tied}, norms not folded"
     )
     return [said, *origin["notes"]]
 
@@ -182,13 +202,17 @@ def _measure(
         behaviour: dict[str, Any] = _repeats(subject, plan) if "repeats" in wanted else _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else _NO_LEARNING
         records = heads.records()
-    return CheckpointScores(step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour, **learning)
+    return CheckpointScores(
+        step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour, **learning
+    )
 
 
 _NO_REPEATS = dict.fromkeys(
     ("repeat_loss_nats", "first_copy_loss_nats", "repeat_gain_nats", "order_gain_nats"), None
 )
-_NO_LEARNING = dict.fromkeys(("loss_nats", "in_context_learning_nats", "icl_positions", "hit_loss_nats"), None)
+_NO_LEARNING = dict.fromkeys(
+    ("loss_nats", "in_context_learning_nats", "icl_positions", "hit_loss_nats"), None
+)
 
 
 def _repeats(subject: Subject, plan: Plan) -> dict[str, Any]:
@@ -227,7 +251,9 @@ def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
 def _attention_maps(
     subject: Subject, plan: Plan, scored: CheckpointScores, n_maps: int, units: str | None
 ) -> tuple[AttentionMap, ...]:
-    """Maps of the strongest units by prefix matching and of the strongest previous-token one, on the first sequence."""
+    """Maps of the strongest units by prefix matching and of the strongest previous-token one, on the first
+    sequence.
+    """
     if n_maps < 1:
         return ()
     by_prefix = sorted(scored.heads, key=lambda head: -head.prefix_matching)
@@ -247,8 +273,7 @@ def _attention_maps(
     with torch.no_grad():
         subject.visit(tokens, look, units=units)
     return tuple(
-        _map(head, scored.step, words, found[head.layer, head.reading, head.head])
-        for head in chosen
+        _map(head, scored.step, words, found[head.layer, head.reading, head.head]) for head in chosen
     )
 
 

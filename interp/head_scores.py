@@ -48,8 +48,8 @@ def measure_reading(
 ) -> UnitSamples:
     """Every score of one reading on a batch of the probe.
 
-    `directions` are those of the tokens of the first copy, BOS before them where the probe has one; None leaves the
-    copying scores out.
+    `directions` are those of the tokens of the first copy, BOS before them where the probe has one; None
+    leaves the copying scores out.
     """
     weights = reading.weights()
     targets = [prefix_matching.target_weights(weights, probe, offset=offset) for offset in OFFSETS]
@@ -86,7 +86,9 @@ def _copying(
         "edge_argmax": edge.argmax_by_sequence,
     }
     if bos:
-        all_sources = copying.logit_copying(outputs, reading.W_out, weights, directions, bos=bos, with_bos=True)
+        all_sources = copying.logit_copying(
+            outputs, reading.W_out, weights, directions, bos=bos, with_bos=True
+        )
         found["logit_with_bos"] = 4 * all_sources.ratio - 1
     return found
 

@@ -18,7 +18,9 @@ LATE, EARLY, CONTEXT = 500, 50, 512
 
 @dataclass(frozen=True, kw_only=True)
 class InContextLearning:
-    """L(late) - L(early) of every window, nats; negative is better. `window_by_sequence`: means around both."""
+    """L(late) - L(early) of every window, nats; negative is better. `window_by_sequence`: means around
+    both.
+    """
 
     late: int
     early: int
@@ -57,7 +59,8 @@ def in_context_learning_score(
 
     Args:
         losses: Natural text, the same windows and positions at every checkpoint.
-        positions: `(late, early)`; default `icl_positions`. Window means reach as far to both sides as early / 2.
+        positions: `(late, early)`; default `icl_positions`. Window means reach as far to both sides as early
+            / 2.
 
     Source: Olsson et al. 2022, arXiv:2209.11895: token 500 minus token 50.
     """
@@ -91,7 +94,9 @@ class RepeatLosses:
 
     @property
     def order_gain(self) -> Float[Tensor, " batch"]:
-        """Later copies shuffled minus in order: what knowing the order is worth. Induction's measure of behaviour."""
+        """Later copies shuffled minus in order: what knowing the order is worth. Induction's measure of
+        behaviour.
+        """
         return self.later_copies_shuffled - self.later_copies
 
 
@@ -100,10 +105,11 @@ def repeat_losses(
     shuffled: Float[Tensor, "batch seq_minus_1"],
     probe: RepeatedTokens,
 ) -> RepeatLosses:
-    """Mean loss on the first copy and on the later ones, in order and with each later copy shuffled on its own.
+    """Mean loss on the first copy and on the later ones, in order and with each later copy shuffled on its
+    own.
 
-    The first token of the second copy stands apart: nothing before it shows that the block repeats. Without BOS the
-    very first token has no prediction and does not count.
+    The first token of the second copy stands apart: nothing before it shows that the block repeats. Without
+    BOS the very first token has no prediction and does not count.
     """
     start, period = probe.first, probe.period
     first = slice(max(start - 1, 0), start + period - 1)
@@ -127,7 +133,9 @@ def bigram_hits(tokens: Int[Tensor, "batch seq"]) -> Bool[Tensor, "batch seq_min
 def hit_loss(
     losses: Float[Tensor, "batch seq_minus_1"], tokens: Int[Tensor, "batch seq"]
 ) -> tuple[float | None, float]:
-    """Mean loss at repeated bigrams in nats (None: there are none), and the share of positions that are ones."""
+    """Mean loss at repeated bigrams in nats (None: there are none), and the share of positions that are
+    ones.
+    """
     hits = bigram_hits(tokens)
     share = float(hits.double().mean())
     return (float(losses.double()[hits].mean()) if share else None), share

@@ -71,10 +71,10 @@ def make_plan(
     """Choose probes that the model's vocabulary and context hold.
 
     Args:
-        period, repeats: None for the defaults, which shrink where they must (and a note says so). A number that is
-            given is met or refused; the loss curves then use the same shape.
-        trained: Length of the sequences that the model was trained on, where it is known: the defaults stay within
-            it, since learned positions beyond it were never trained.
+        period, repeats: None for the defaults, which shrink where they must (and a note says so). A number
+            that is given is met or refused; the loss curves then use the same shape.
+        trained: Length of the sequences that the model was trained on, where it is known: the defaults stay
+            within it, since learned positions beyond it were never trained.
 
     Raises:
         DetectionError: the vocabulary is too small or the context too short for the probe.
@@ -96,7 +96,9 @@ def make_plan(
     return Plan(
         probe=repeated_tokens(count, *shape, seed=seed, **options).to(subject.device),
         loss_in_order=repeated_tokens(loss_count, *loss_shape, seed=seed + 1, **options).to(subject.device),
-        loss_shuffled=repeated_tokens(loss_count, *loss_shape, seed=seed + 1, shuffled=True, **options).to(subject.device),
+        loss_shuffled=repeated_tokens(loss_count, *loss_shape, seed=seed + 1, shuffled=True, **options).to(
+            subject.device
+        ),
         windows=windows if late_early else None,
         windows_from=windows_from if late_early else None,
         icl_positions=late_early,
@@ -108,10 +110,11 @@ def make_plan(
 def corpus_windows(
     subject: Subject, *, n_windows: int, seq: int = CONTEXT, source: str | None = None
 ) -> Int[Tensor, "window seq"] | None:
-    """Text windows for a model that brings none: the beginnings of documents, tokenised with the model's tokenizer.
+    """Text windows for a model that brings none: the beginnings of documents, tokenised with the model's
+    tokenizer.
 
-    `source` as in `corpus.documents`; documents too short for a window are passed over. None where the model has no
-    tokenizer or the text has no document long enough.
+    `source` as in `corpus.documents`; documents too short for a window are passed over. None where the model
+    has no tokenizer or the text has no document long enough.
     """
     if subject.tokenizer is None:
         return None
@@ -142,7 +145,8 @@ def _usable_ids(subject: Subject, windows: Tensor | None) -> Int[Tensor, " candi
     counts = torch.bincount(windows.flatten().long().cpu(), minlength=subject.d_vocab)
     if len(counts) > subject.d_vocab:
         raise DetectionError(
-            f"the evaluation windows hold token {len(counts) - 1}, the model's vocabulary ends at {subject.d_vocab - 1}"
+            f"the evaluation windows hold token {len(counts) - 1}, the model's vocabulary ends at "
+            f"{subject.d_vocab - 1}"
         )
     seen = [int(token) for token in counts.argsort(descending=True, stable=True) if counts[token]]
     if subject.d_vocab < _TOY_VOCABULARY:
@@ -159,7 +163,8 @@ def _fit(
     room = context - start
     if period is not None and period > n_ids:
         raise DetectionError(
-            f"vocabulary too small: it has {n_ids} usable tokens of {subject.d_vocab}, --period {period} needs "
+            f"vocabulary too small: it has {n_ids} usable tokens of {subject.d_vocab}, --period "
+            f"{period} needs "
             f"{period} distinct ones"
         )
     wanted = (period or PERIOD, repeats or REPEATS)
@@ -169,17 +174,20 @@ def _fit(
         if length * copies <= room and length >= min(wanted[0], 2 * MIN_PERIOD if copies > 2 else MIN_PERIOD):
             if (length, copies) != wanted:
                 notes.append(
-                    f"probe shrunk from {wanted[0]} x {wanted[1]} to {length} x {copies} tokens: the vocabulary has "
+                    f"probe shrunk from {wanted[0]} x {wanted[1]} to {length} x {copies} tokens: the "
+                    "vocabulary has "
                     f"{n_ids} usable tokens, the context holds {context}"
                 )
             return length, copies
     if n_ids < MIN_PERIOD:
         raise DetectionError(
-            f"vocabulary too small for a probe: {n_ids} usable tokens of {subject.d_vocab}; {MIN_PERIOD} are the least"
+            f"vocabulary too small for a probe: {n_ids} usable tokens of {subject.d_vocab}; "
+            f"{MIN_PERIOD} are the least"
         )
     shortest = (period or MIN_PERIOD) * (repeats or 2) + start
     raise DetectionError(
-        f"context shorter than the probe: the model holds {context} tokens, a probe of {period or MIN_PERIOD} x "
+        f"context shorter than the probe: the model holds {context} tokens, a probe of "
+        f"{period or MIN_PERIOD} x "
         f"{repeats or 2} tokens needs {shortest}"
     )
 
@@ -196,6 +204,7 @@ def _positions(windows: Tensor | None, notes: list[str]) -> tuple[int, int] | No
         return None
     if (late, early) != (500, 50):
         notes.append(
-            f"in-context learning read at tokens {late} and {early} of windows of {seq} (500 and 50 of 512 scaled)"
+            f"in-context learning read at tokens {late} and {early} of windows of {seq} (500 and 50 of "
+            "512 scaled)"
         )
     return late, early

@@ -22,19 +22,21 @@ def prefix_matching_score(
     """Attention paid to the tokens that followed earlier copies of the current token.
 
     Args:
-        pattern: Implied attention, or nonnegative weights made from it. Rows need not sum to 1: Mamba's entries are
-            signed.
-        probe: Tokens of which some come again. Targets of position i are all `s + offset` with `x_s = x_i`, `s < i`.
-        aggregation: `rowsum` adds over the targets of a row, `latest` takes the most recent one, both then average
-            over rows that have a target; `pairs` averages over (row, target) pairs, where a perfect head is below 1
-            when tokens come three times or more.
+        pattern: Implied attention, or nonnegative weights made from it. Rows need not sum to 1: Mamba's
+            entries are signed.
+        probe: Tokens of which some come again. Targets of position i are all `s + offset` with `x_s = x_i`,
+            `s < i`.
+        aggregation: `rowsum` adds over the targets of a row, `latest` takes the most recent one, both then
+            average over rows that have a target; `pairs` averages over (row, target) pairs, where a perfect
+            head is below 1 when tokens come three times or more.
         offset: 1 for the follower of the copy.
 
     Returns:
         One score per head, no unit; for softmax attention in [0, 1], and a perfect head has `rowsum` 1.
 
     Raises:
-        ValueError: `pattern` and `probe` differ in shape, no token comes again, or the aggregation is unknown.
+        ValueError: `pattern` and `probe` differ in shape, no token comes again, or the aggregation is
+            unknown.
 
     Source: Olsson et al. 2022, arXiv:2209.11895, head activation evaluators. Differs: `rowsum` and `latest`.
     """
@@ -68,7 +70,8 @@ def target_weights(
     offset: int = 1,
     rows: slice | None = None,
 ) -> Float[Tensor, "batch head dest n"]:
-    """The weights at `s + offset` for the n earlier copies s of each row's token, most recent first, 0 where none.
+    """The weights at `s + offset` for the n earlier copies s of each row's token, most recent first, 0 where
+    none.
 
     `rows` says which destinations `pattern` holds, for patterns that come in blocks of rows.
     """
@@ -84,7 +87,9 @@ def target_weights(
 
 
 def aggregate(
-    weights: Float[Tensor, "batch head dest n"], filled: Bool[Tensor, "batch dest n"], aggregation: Aggregation
+    weights: Float[Tensor, "batch head dest n"],
+    filled: Bool[Tensor, "batch dest n"],
+    aggregation: Aggregation,
 ) -> Float[Tensor, "batch head"]:
     """Reduce weights at targets to one number for each sequence and head, in float64."""
     if aggregation not in AGGREGATIONS:

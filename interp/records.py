@@ -25,8 +25,8 @@ SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning",
 class ProbeRecord:
     """The repeated-token sequences that the head scores were read on.
 
-    `period` distinct tokens tiled `repeats` times; `loss_period` and `loss_repeats` are the shape of the second
-    probe, which the losses (first copy, repeats, order gain) are read on.
+    `period` distinct tokens tiled `repeats` times; `loss_period` and `loss_repeats` are the shape of the
+    second probe, which the losses (first copy, repeats, order gain) are read on.
     """
 
     period: int
@@ -44,10 +44,11 @@ class ProbeRecord:
 class HeadScore:
     """All scores of one unit of one layer under one reading, at one checkpoint.
 
-    Fields ending in `_se` are standard errors over the probe's sequences. `normalisation` says what the weights are:
-    `none` (the pattern itself), `abs_row` (absolute value over the row's sum) or `contribution` (norm of the
-    contribution vector over the row's sum). `copying` is the logit score 4r-1, without BOS among the sources where
-    the probe has one. `prefix_matching_by_sequence` holds the values that the mean is taken over.
+    Fields ending in `_se` are standard errors over the probe's sequences. `normalisation` says what the
+    weights are: `none` (the pattern itself), `abs_row` (absolute value over the row's sum) or `contribution`
+    (norm of the contribution vector over the row's sum). `copying` is the logit score 4r-1, without BOS among
+    the sources where the probe has one. `prefix_matching_by_sequence` holds the values that the mean is taken
+    over.
     """
 
     layer: int
@@ -88,11 +89,12 @@ class HeadScore:
 class CheckpointScores:
     """One checkpoint: behaviour (losses) and one `HeadScore` for each (layer, unit, reading).
 
-    `in_context_learning_nats` = loss at `icl_positions[0]` (late) - loss at `icl_positions[1]` (early); `_window_`
-    the same for means around both positions. Losses of the probe: the first copy, the later copies, `repeat_gain`
-    (first minus later), `order_gain` (later copies shuffled each on its own, minus in order). `hit_loss_nats`:
-    held-out text at tokens whose bigram already occurred in the window. `*_by_sequence` and `*_by_window` hold the
-    samples behind the means, the same sequences at every checkpoint.
+    `in_context_learning_nats` = loss at `icl_positions[0]` (late) - loss at `icl_positions[1]` (early);
+    `_window_` the same for means around both positions. Losses of the probe: the first copy, the later
+    copies, `repeat_gain` (first minus later), `order_gain` (later copies shuffled each on its own, minus in
+    order). `hit_loss_nats`: held-out text at tokens whose bigram already occurred in the window.
+    `*_by_sequence` and `*_by_window` hold the samples behind the means, the same sequences at every
+    checkpoint.
     """
 
     step: int
@@ -140,10 +142,11 @@ class AttentionMap:
 class DetectionReport:
     """Everything that `detect-induction` found, for one checkpoint or a series of them, in step order.
 
-    `phase_transition` holds the JSON of that key (see interp.phase_transition), or None: no transition. `attention_maps`
-    are of the strongest units of the last checkpoint; `notes` name every default that was shrunk and every score
-    that could not be measured. `model`: for models of other projects, what their files say (BOS, special tokens, dtype,
-    tied embeddings, norm folding) and which reader read them. `missing_steps` were asked for and are not in the series.
+    `phase_transition` holds the JSON of that key (see interp.phase_transition), or None: no transition.
+    `attention_maps` are of the strongest units of the last checkpoint; `notes` name every default that was
+    shrunk and every score that could not be measured. `model`: for models of other projects, what their files
+    say (BOS, special tokens, dtype, tied embeddings, norm folding) and which reader read them.
+    `missing_steps` were asked for and are not in the series.
     """
 
     path: str
@@ -162,7 +165,9 @@ class DetectionReport:
     versions: Mapping[str, str] = field(default_factory=dict)
 
     def to_dict(self, *, samples: bool = False, maps: bool = False) -> dict[str, Any]:
-        """The JSON object of `--json`; `samples` adds the values behind the means, `maps` the attention maps."""
+        """The JSON object of `--json`; `samples` adds the values behind the means, `maps` the attention
+        maps.
+        """
         record = {"format": FORMAT, **to_plain(self, samples=samples)}
         if not maps:
             del record["attention_maps"]
@@ -194,7 +199,9 @@ def to_plain(record: Any, *, samples: bool = False) -> Any:
     if isinstance(record, list | tuple):
         return [to_plain(value, samples=samples) for value in record]
     if isinstance(record, float) and not math.isfinite(record):
-        raise ValueError(f"a record holds {record}; every number in a record is finite, None where not measured")
+        raise ValueError(
+            f"a record holds {record}; every number in a record is finite, None where not measured"
+        )
     return record
 
 

@@ -14,8 +14,8 @@ from interp.errors import DetectionError
 class RepeatedTokens:
     """Sequences in which tokens come again, with an optional BOS at position 0.
 
-    `period` and `repeats` say how the sequences were made; what counts as an earlier copy is always decided by token
-    equality, so tokens from anywhere may be given.
+    `period` and `repeats` say how the sequences were made; what counts as an earlier copy is always decided
+    by token equality, so tokens from anywhere may be given.
     """
 
     tokens: Int[Tensor, "batch seq"]
@@ -76,9 +76,9 @@ def candidates(
     Args:
         d_vocab: Vocabulary size.
         excluded: Special ids, BOS among them.
-        ranked: Ids from most to least common. None where frequencies are unknown: byte-pair ids are in order of
-            merging, so in vocabularies of 1,000 and more the first and last tenth of the ids are left out; in
-            smaller ones (bytes, toy tasks) nothing is.
+        ranked: Ids from most to least common. None where frequencies are unknown: byte-pair ids are in order
+            of merging, so in vocabularies of 1,000 and more the first and last tenth of the ids are left out;
+            in smaller ones (bytes, toy tasks) nothing is.
     """
     if ranked is None:
         ids = list(range(d_vocab))
@@ -101,15 +101,17 @@ def repeated_tokens(
 ) -> RepeatedTokens:
     """`period` distinct random tokens, tiled `repeats` times, after BOS where one is given.
 
-    Drawn without replacement: with replacement an ideal head would not score 1. `shuffled` puts the tokens of every
-    copy after the first in an order of their own, which keeps the set of tokens and takes the order away; first
-    copies are the same as without it.
+    Drawn without replacement: with replacement an ideal head would not score 1. `shuffled` puts the tokens of
+    every copy after the first in an order of their own, which keeps the set of tokens and takes the order
+    away; first copies are the same as without it.
 
     Raises:
         DetectionError: fewer candidates than `period`, or a count below 1.
     """
     if min(n_sequences, period, repeats) < 1:
-        raise DetectionError(f"a probe of {n_sequences} sequences of {period} x {repeats}: each must be at least 1")
+        raise DetectionError(
+            f"a probe of {n_sequences} sequences of {period} x {repeats}: each must be at least 1"
+        )
     if len(ids) < period:
         raise DetectionError(
             f"the vocabulary has {len(ids)} usable tokens, the probe needs {period} distinct ones; "

@@ -1,4 +1,6 @@
-"""From a path to the models behind it: one checkpoint, a series of them, a Hugging Face folder, a `.gguf` file."""
+"""From a path to the models behind it: one checkpoint, a series of them, a Hugging Face folder, a `.gguf`
+file.
+"""
 
 import hashlib
 import json
@@ -17,7 +19,8 @@ from interp.subject import LanguageModelSubject, Subject
 
 WAYS = ("auto", "bridge", "mixers")
 ACCEPTED = (
-    "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a folder of its "
+    "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a "
+    "folder of its "
     "revisions, or a .gguf file"
 )
 # owner/name on the Hugging Face hub, perhaps with @revision.
@@ -53,9 +56,11 @@ class Checkpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a path holds: its checkpoints in step order, and the run's own evaluation windows where it has them.
+    """What a path holds: its checkpoints in step order, and the run's own evaluation windows where it has
+    them.
 
-    `lenient`: steps that are missing, or whose files cannot be read, are named in the report instead of ending it
+    `lenient`: steps that are missing, or whose files cannot be read, are named in the report instead of
+        ending it
     (series of revisions that others made).
     """
 
@@ -80,8 +85,8 @@ def select_steps(
     """The steps that a selection names.
 
     Args:
-        steps: None or `all`; `last`; numbers; or text of numbers and ranges `low:high` (both ends included, either
-            may be missing), with commas between.
+        steps: None or `all`; `last`; numbers; or text of numbers and ranges `low:high` (both ends included,
+            either may be missing), with commas between.
         missing: Takes the numbers that there is no checkpoint of; None refuses them.
 
     Raises:
@@ -105,7 +110,9 @@ def select_steps(
             missing.append(ends[0])
             continue
         if not found or not set(found) <= set(available):
-            raise DetectionError(f"no checkpoint at steps {part}; there are: {', '.join(map(str, available))}")
+            raise DetectionError(
+                f"no checkpoint at steps {part}; there are: {', '.join(map(str, available))}"
+            )
         chosen |= set(found)
     if not chosen:
         raise DetectionError(f"no checkpoint at steps {steps}; there are: {', '.join(map(str, available))}")
@@ -115,7 +122,8 @@ def select_steps(
 def open_source(
     target: Any, *, device: str = "cpu", bos: int | None | str = "auto", steps: Any = None, via: str = "auto"
 ) -> Source:
-    """What stands at a path or hub name; or a LanguageModel, TransformerBridge or Subject, as a source of one checkpoint.
+    """What stands at a path or hub name; or a LanguageModel, TransformerBridge or Subject, as a source of one
+    checkpoint.
 
     `steps` decides for a hub name whether its series of revisions is meant.
 
@@ -132,7 +140,9 @@ def open_source(
             from interp.foreign import hub_source
 
             return hub_source(target, steps=steps, device=device, bos=bos, via=via)
-        raise DetectionError(f"{path} does not exist; accepted: {ACCEPTED}, or an owner/name[@revision] on the hub")
+        raise DetectionError(
+            f"{path} does not exist; accepted: {ACCEPTED}, or an owner/name[@revision] on the hub"
+        )
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise DetectionError(f"{path} is a file of another kind; accepted: {ACCEPTED}")
@@ -233,7 +243,9 @@ def _windows(run_folder: Path) -> tuple[Int[Tensor, "window seq"] | None, str | 
     tensors = read_tensors(path)
     tokens = tensors.get("tokens")
     if tokens is None or tokens.ndim != 2 or tokens.is_floating_point():
-        raise DetectionError(f"{path} must hold integers `tokens` [window seq]; it holds {', '.join(tensors)}")
+        raise DetectionError(
+            f"{path} must hold integers `tokens` [window seq]; it holds {', '.join(tensors)}"
+        )
     return tokens.to(torch.int64), path.name
 
 

@@ -19,7 +19,9 @@ _TOKENS_PER_PASS = 1 << 13
 
 @dataclass(frozen=True, kw_only=True)
 class LayerView:
-    """One layer on one batch: its readings, its OV circuits' factors, and in words what was put into those."""
+    """One layer on one batch: its readings, its OV circuits' factors, and in words what was put into
+    those.
+    """
 
     layer: int
     readings: tuple[Reading, ...]
@@ -105,7 +107,8 @@ class Subject(abc.ABC):
         """-log p of every token after the first, nats."""
         tokens = tokens.to(self.device)
         parts = [
-            next_token_losses(self.logits(tokens[batch]), tokens[batch]) for batch in self.batches(*tokens.shape)
+            next_token_losses(self.logits(tokens[batch]), tokens[batch])
+            for batch in self.batches(*tokens.shape)
         ]
         return torch.cat(parts)
 
@@ -113,7 +116,8 @@ class Subject(abc.ABC):
     def directions(
         self, tokens: Int[Tensor, "batch token"], *, centre: bool = True
     ) -> Float[Tensor, "batch token d_model"]:
-        """For each token the direction whose product with a residual vector is its logit, up to the final norm's scale.
+        """For each token the direction whose product with a residual vector is its logit, up to the final
+        norm's scale.
 
         The final gain is folded in, and the mean over the vocabulary taken out (`centre`).
         """
@@ -124,7 +128,9 @@ class Subject(abc.ABC):
     def _mean_unembedding(self) -> Float[Tensor, " d_model"]:
         return self.W_U.mean(0)
 
-    def _through_final_norm(self, directions: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
+    def _through_final_norm(
+        self, directions: Float[Tensor, "*batch d_model"]
+    ) -> Float[Tensor, "*batch d_model"]:
         folded = directions * self.final_gain
         return folded - folded.mean(-1, keepdim=True) if self.centred_norm else folded
 
@@ -135,7 +141,9 @@ class Subject(abc.ABC):
         return sum(self.W_U[n : n + 8192].T.double() @ self.W_E[n : n + 8192].double() for n in pieces)
 
     @torch.no_grad()
-    def gram(self, layer: int, *, fold: bool = True, centre: bool = False) -> Float[Tensor, "d_model d_model"]:
+    def gram(
+        self, layer: int, *, fold: bool = True, centre: bool = False
+    ) -> Float[Tensor, "d_model d_model"]:
         """`W_U W_E` between a layer's output and its input, float64, for `copying.eigenvalue_copying`.
 
         Args:
@@ -180,9 +188,7 @@ class LanguageModelSubject(Subject):
         return self.model(tokens)
 
     @torch.no_grad()
-    def visit(
-        self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None
-    ) -> None:
+    def visit(self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None) -> None:
         inputs: list[Tensor] = []
         handles = [
             block.attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
@@ -199,7 +205,13 @@ class LanguageModelSubject(Subject):
             readings = tuple(mixer.read(x, name, units=chosen) for name in mixer.readings)
             factors = mixer.ov_factors(x)
             look(
-                LayerView(layer=layer, readings=readings, W_V=factors.W_V, W_O=factors.W_O, ov_form=factors.approximation)
+                LayerView(
+                    layer=layer,
+                    readings=readings,
+                    W_V=factors.W_V,
+                    W_O=factors.W_O,
+                    ov_form=factors.approximation,
+                )
             )
 
     @property

@@ -15,7 +15,9 @@ WIDTH = 100
 
 
 def print_report(report: DetectionReport, *, top: int = 12, file: TextIO | None = None) -> None:
-    """Print the strongest heads of the last checkpoint, the series, its transition and the notes, 100 columns wide."""
+    """Print the strongest heads of the last checkpoint, the series, its transition and the notes, 100 columns
+    wide.
+    """
     file = file or sys.stdout
     width = min(shutil.get_terminal_size((WIDTH, 40)).columns, 120) if file.isatty() else WIDTH
     console = Console(file=file, width=width, highlight=False)
@@ -35,7 +37,8 @@ def _heading(report: DetectionReport) -> str:
     bos = "no BOS" if probe.bos is None else f"BOS {probe.bos}"
     mixers = ", ".join(dict.fromkeys(report.mixers))
     return (
-        f"{report.path}\n{report.n_layers} layers ({mixers}), {report.n_heads} heads. Probe: {probe.n_sequences} "
+        f"{report.path}\n{report.n_layers} layers ({mixers}), {report.n_heads} heads. Probe: "
+        f"{probe.n_sequences} "
         f"sequences of {probe.period} tokens x {probe.repeats}, {bos}, seed {probe.seed}."
     )
 
@@ -106,7 +109,8 @@ def _transition(transition: Mapping[str, Any] | None) -> list[str]:
             continue
         low, high = found["onset_step"]
         lines.append(
-            f"Phase transition of {name}: onset in steps {low:g} to {high:g}, midpoint {found['midpoint_step']:.0f}, "
+            f"Phase transition of {name}: onset in steps {low:g} to {high:g}, midpoint "
+            f"{found['midpoint_step']:.0f}, "
             f"10-90 width {found['width_10_90_steps']:.0f}"
         )
     lead = transition.get("lead_steps")

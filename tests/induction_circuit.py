@@ -1,4 +1,6 @@
-"""A two-layer softmax model whose induction circuit is wired by hand: a previous-token head, then a matching head."""
+"""A two-layer softmax model whose induction circuit is wired by hand: a previous-token head, then a matching
+head.
+"""
 
 import torch
 

@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 import torch
@@ -66,13 +66,12 @@ def test_quiet_and_options_of_the_probe(run_folder, tmp_path, capsys):
 
 
 def test_help_is_quick_and_usage_errors_are_two():
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        done = subprocess.run([sys.executable, "-m", "interp.cli", "--help"], capture_output=True, text=True)
-        times.append(time.perf_counter() - start)
-        assert done.returncode == 0 and "--mamba-units" in done.stdout
-    assert min(times) < 0.5
+    # Processor time: the clock on the wall also counts what else the machine is doing.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run([sys.executable, "-m", "interp.cli", "--help"], capture_output=True, text=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.returncode == 0 and "--mamba-units" in done.stdout
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5
     for words in ([], ["x", "--period", "none"], ["x", "--repeats", "1"], ["x", "--mamba-units", "cluster"]):
         with pytest.raises(SystemExit) as stopped:
             main(words)

@@ -33,7 +33,9 @@ def _reading(pattern, values, W_out):
 
 
 def _one_hot_head(sign=1.0, order=None):
-    """Tokens are unit vectors; the head's value is the token it reads, or a permutation of it, times `sign`."""
+    """Tokens are unit vectors; the head's value is the token it reads, or a permutation of it, times
+    `sign`.
+    """
     probe = repeated_tokens(2, PERIOD, 3, ids=torch.arange(D), seed=0)
     embedding = torch.eye(D, dtype=torch.float64)
     read = probe.tokens if order is None else order[probe.tokens]
@@ -73,8 +75,8 @@ def test_edge_copying_of_a_head_that_names_another_token_is_minus_one():
 
 
 def test_logit_copying_by_hand():
-    # At position t the head holds the mean of t + 1 unit vectors: each attended token is raised by the same amount,
-    # so a = u, S = (t + 1) u, r = 1 / (t + 2).
+    # At position t the head holds the mean of t + 1 unit vectors: each attended token is raised by the same
+    # amount, so a = u, S = (t + 1) u, r = 1 / (t + 2).
     _, reading, directions = _one_hot_head()
     found = _logit(reading, directions)
     expected = sum(4 / (t + 2) - 1 for t in range(PERIOD)) / PERIOD

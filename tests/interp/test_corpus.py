@@ -17,7 +17,11 @@ def test_a_folder_gives_its_texts_in_order_of_name(tmp_path):
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "blank.txt").write_text(" \n")
     found = corpus.documents(tmp_path)
-    assert [(d.name, d.text) for d in found] == [("a.md", "first"), ("b.txt", "second"), ("sub/c.py", "third")]
+    assert [(d.name, d.text) for d in found] == [
+        ("a.md", "first"),
+        ("b.txt", "second"),
+        ("sub/c.py", "third"),
+    ]
 
 
 def test_json_lines_are_a_document_each(tmp_path):

@@ -19,8 +19,8 @@ CHECKPOINT_KEYS = {
     "first_copy_loss_nats", "order_gain_nats", "hit_loss_nats", "heads",
 }  # fmt: skip
 HEAD_KEYS = {
-    "layer", "head", "unit", "reading", "prefix_matching", "prefix_matching_chance", "copying", "copying_edge",
-    "copying_eigenvalue", "previous_token", "offset", "offset_effect_nats", "is_induction",
+    "layer", "head", "unit", "reading", "prefix_matching", "prefix_matching_chance", "copying",
+    "copying_edge", "copying_eigenvalue", "previous_token", "offset", "offset_effect_nats", "is_induction",
 }  # fmt: skip
 
 
@@ -106,7 +106,9 @@ def test_what_does_not_fit_is_refused():
     model = induction_model()
     with pytest.raises(DetectionError, match=r"vocabulary too small.*20 usable.*--period 25"):
         detect(model, period=25, repeats=2)
-    with pytest.raises(DetectionError, match=r"context shorter than the probe: the model holds 41 tokens.*46"):
+    with pytest.raises(
+        DetectionError, match=r"context shorter than the probe: the model holds 41 tokens.*46"
+    ):
         detect(model, period=15, repeats=3)
     with pytest.raises(DetectionError, match="unknown scores entropy; accepted: prefix_matching"):
         detect(model, scores=["entropy"])

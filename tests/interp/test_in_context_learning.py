@@ -47,7 +47,10 @@ def test_repeat_losses_leave_out_the_first_token_of_the_second_copy(bos):
 def test_hits_are_bigrams_seen_before_in_the_same_window():
     tokens = torch.tensor([[1, 2, 3, 1, 2, 2, 3], [5, 5, 5, 1, 2, 3, 4]])
     hits = icl.bigram_hits(tokens)
-    assert hits.tolist() == [[False, False, False, True, False, True], [False, True, False, False, False, False]]
+    assert hits.tolist() == [
+        [False, False, False, True, False, True],
+        [False, True, False, False, False, False],
+    ]
     losses = torch.arange(12, dtype=torch.float64).view(2, 6)
     assert icl.hit_loss(losses, tokens) == (pytest.approx((3 + 5 + 7) / 3), pytest.approx(3 / 12))
     assert icl.hit_loss(losses[:1], torch.arange(7)[None]) == (None, 0.0)

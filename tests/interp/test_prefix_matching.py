@@ -21,7 +21,9 @@ def _uniform(seq):
 
 
 def _induction(probe, spread):
-    """Attention on the followers of earlier copies, on all alike or on the latest; row 0 where there are none."""
+    """Attention on the followers of earlier copies, on all alike or on the latest; row 0 where there are
+    none.
+    """
     source, filled = probe.earlier
     batch, seq, _ = source.shape
     pattern = torch.zeros(batch, 1, seq, seq, dtype=torch.float64)
@@ -42,7 +44,8 @@ def test_a_perfect_head_is_one(probe):
     for spread in (True, False):
         assert prefix_matching_score(_induction(probe, spread), probe) == pytest.approx(1.0, abs=1e-12)
     assert prefix_matching_score(_induction(probe, False), probe, "latest") == pytest.approx(1.0, abs=1e-12)
-    # Three targets in the last copy, two in the one before: (7 x 1 + 7 x 1 + 7 x 1) / (7 x 1 + 7 x 2 + 7 x 3).
+    # Three targets in the last copy, two in the one before: (7 x 1 + 7 x 1 + 7 x 1) / (7 x 1 + 7 x 2 + 7 x
+    # 3).
     assert prefix_matching_score(_induction(probe, True), probe, "pairs") == pytest.approx(0.5, abs=1e-12)
 
 

@@ -25,7 +25,10 @@ def test_the_seed_decides():
 
 def test_shuffled_keeps_the_first_copy_and_the_set_but_not_the_order():
     options = {"ids": torch.arange(40), "seed": 3}
-    plain, shuffled = repeated_tokens(4, 20, 3, **options), repeated_tokens(4, 20, 3, **options, shuffled=True)
+    plain, shuffled = (
+        repeated_tokens(4, 20, 3, **options),
+        repeated_tokens(4, 20, 3, **options, shuffled=True),
+    )
     assert torch.equal(plain.tokens[:, :20], shuffled.tokens[:, :20])
     second, third = shuffled.tokens[:, 20:40], shuffled.tokens[:, 40:]
     assert torch.equal(second.sort().values, plain.tokens[:, :20].sort().values)

@@ -67,18 +67,24 @@ def test_detection_agrees(pair):
     for a, b in zip(left.checkpoints[0].heads, right.checkpoints[0].heads, strict=True):
         for field in ("prefix_matching", "previous_token", "copying", "copying_edge", "copying_eigenvalue"):
             assert getattr(a, field) == pytest.approx(getattr(b, field), abs=1e-4), field
-    assert left.checkpoints[0].order_gain_nats == pytest.approx(right.checkpoints[0].order_gain_nats, abs=1e-4)
+    assert left.checkpoints[0].order_gain_nats == pytest.approx(
+        right.checkpoints[0].order_gain_nats, abs=1e-4
+    )
 
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "plain", "mamba2"])
 def test_directions_give_the_logits(name):
-    """A residual vector's product with a direction is its logit, up to the final norm's scale (and its bias)."""
+    """A residual vector's product with a direction is its logit, up to the final norm's scale (and its
+    bias).
+    """
     subject = LanguageModelSubject(build(name))
     model, ids = subject.model, tokens(seq=9)
     resid = model(ids, stop_at_layer=subject.n_layers)
     centred = resid - resid.mean(-1, keepdim=True) if subject.centred_norm else resid
     norm = model.config.norm
-    scale = 1.0 if norm == "none" else (centred.square().mean(-1, keepdim=True) + model.config.norm_eps).sqrt()
+    scale = (
+        1.0 if norm == "none" else (centred.square().mean(-1, keepdim=True) + model.config.norm_eps).sqrt()
+    )
     everything = torch.arange(subject.d_vocab)[None]
     logits = resid @ subject.directions(everything, centre=False)[0].T / scale
     zero = resid * 0
