@@ -1,0 +1,164 @@
+"""Which edges a causal offset profile cuts, and on which positions the loss is read. Memory linear in the edges.
+
+A match is a pair (s, i) with x_s = x_i and s < i. The edge at offset delta reads position s + delta from i. Induction
+predicts position i where the bigram (x_i, x_{i+1}) has occurred before: there the loss of x_{i+1} is read.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Int, Int64
+from torch import Tensor
+
+from interp.errors import DetectionError
+from interp.sequences import RepeatedTokens
+
+
+class Edges(NamedTuple):
+    """Edges of a batch of sequences: dest reads src."""
+
+    batch: Int64[Tensor, " n"]
+    dest: Int64[Tensor, " n"]
+    src: Int64[Tensor, " n"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matches:
+    """Sequences, the pairs of equal tokens in them, and what induction predicts.
+
+    `ignored` ids (BOS, document separators) match nothing.
+    """
+
+    tokens: Int64[Tensor, "batch seq"]
+    ignored: frozenset[int] = frozenset()
+
+    def take(self, sequences: slice) -> "Matches":
+        """The same for some of the sequences."""
+        return Matches(tokens=self.tokens[sequences], ignored=self.ignored)
+
+    @cached_property
+    def pairs(self) -> Edges:
+        """All (batch, i, s) with x_s = x_i, s < i."""
+        batch, seq = self.tokens.shape
+        order = self.tokens.argsort(dim=1, stable=True)
+        ranked = self.tokens.gather(1, order)
+        new = torch.ones_like(ranked, dtype=torch.bool)
+        new[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+        place = torch.arange(seq, device=ranked.device).expand(batch, -1)
+        # How many equal tokens stand before each in its group.
+        n_before = place - torch.where(new, place, 0).cummax(1).values
+        for token in self.ignored:
+            n_before = n_before.masked_fill(ranked == token, 0)
+        n = n_before.flatten()
+        end = torch.arange(batch * seq, device=n.device).repeat_interleave(n)
+        within = torch.arange(len(end), device=n.device) - (n.cumsum(0) - n).repeat_interleave(n)
+        flat = order.flatten()
+        return Edges(end // seq, flat[end], flat[end - 1 - within])
+
+    @cached_property
+    def scored(self) -> Bool[Tensor, "batch seq_minus_1"]:
+        """Positions i whose next token induction predicts: the bigram (x_i, x_{i+1}) occurred before."""
+        tokens, pairs = self.tokens, self.pairs
+        seq = tokens.shape[1]
+        known = pairs.dest + 1 < seq
+        after = (pairs.dest + 1).clamp_max(seq - 1)
+        same = tokens[pairs.batch, pairs.src + 1] == tokens[pairs.batch, after]
+        found = torch.zeros(len(tokens), seq, dtype=torch.bool, device=tokens.device)
+        hit = known & same
+        found[pairs.batch[hit], pairs.dest[hit]] = True
+        return found[:, :-1]
+
+    def at(self, offset: int) -> Edges:
+        """The edges s + offset -> i of all pairs, each named once.
+
+        Self-edges are left out (they carry the current token and a state-space mixer's skip, no match), as are
+        sources before the sequence or after i.
+
+        Raises:
+            DetectionError: the offset is as long as the sequence or longer.
+        """
+        seq = self.tokens.shape[1]
+        if abs(offset) >= seq:
+            raise DetectionError(f"offset {offset} lies outside windows of {seq} tokens; accepted: {1 - seq}..{seq - 1}")
+        src = self.pairs.src + offset
+        kept = (src >= 0) & (src < self.pairs.dest)
+        return Edges(self.pairs.batch[kept], self.pairs.dest[kept], src[kept])
+
+    def previous(self) -> Edges:
+        """The edges (i, i - 1) of every position but the first."""
+        batch, seq = self.tokens.shape
+        dest = torch.arange(1, seq, device=self.tokens.device).repeat(batch)
+        which = torch.arange(batch, device=dest.device).repeat_interleave(seq - 1)
+        return Edges(which, dest, dest - 1)
+
+    def random(self, offsets: range, *, like: int = 1, seed: int = 0) -> Edges:
+        """As many random edges from each position as it has at offset `like`.
+
+        Sources avoid what the profile's `offsets` read from there, the position before and the position itself. A
+        position that has too few others (a short period) gives fewer.
+        """
+        seq = self.tokens.shape[1]
+        targets = self.at(like)
+        row = targets.batch * seq + targets.dest
+        taken = [_key(self.at(offset), seq) for offset in offsets] + [_key(self.previous(), seq)]
+        forbidden = torch.cat(taken).unique()
+        draw = torch.Generator().manual_seed(seed)
+        found = row.new_zeros(0)
+        wanted = row
+        # Rejection: what is forbidden or drawn twice is drawn again.
+        for _ in range(12):
+            if not len(wanted):
+                break
+            dest = wanted % seq
+            chance = torch.rand(len(wanted), generator=draw, dtype=torch.float64).to(dest.device)
+            key = wanted * seq + (chance * dest).long()
+            key = key[~torch.isin(key, forbidden) & (dest > 0)]
+            found = torch.cat((found, key)).unique()
+            wanted = _missing(row, found // seq, len(self.tokens) * seq)
+        return Edges(found // (seq * seq), found // seq % seq, found % seq)
+
+    def check(self) -> None:
+        """Raises DetectionError where no token comes again, or no bigram does: there is nothing to cut or to read."""
+        n, seq = self.tokens.shape
+        if not len(self.pairs.dest):
+            raise DetectionError(f"empty pair set: no token comes again in {n} sequences of {seq} tokens")
+        if not bool(self.scored.any()):
+            raise DetectionError(
+                f"no position is predicted by induction: no bigram comes again in {n} sequences of {seq} tokens"
+            )
+
+
+def probe_matches(probe: RepeatedTokens) -> Matches:
+    """The matches of a probe.
+
+    Raises:
+        DetectionError: a token comes twice within a period: its copies would be at offsets of their own.
+    """
+    first = probe.tokens[:, probe.first : probe.first + probe.period]
+    ranked = first.sort(dim=1).values
+    twice = ranked[:, 1:] == ranked[:, :-1]
+    if bool(twice.any()):
+        n, place = (int(x) for x in twice.nonzero()[0])
+        raise DetectionError(
+            f"duplicates in the probe: sequence {n} has token {int(ranked[n, place])} twice within its period of "
+            f"{probe.period}; accepted: distinct tokens"
+        )
+    ignored = frozenset() if probe.bos is None else frozenset({probe.bos})
+    return Matches(tokens=probe.tokens.long(), ignored=ignored)
+
+
+def window_matches(tokens: Int[Tensor, "batch seq"], *, ignored: frozenset[int] = frozenset()) -> Matches:
+    """The matches of text windows: tokens may come again anywhere."""
+    return Matches(tokens=tokens.long(), ignored=ignored)
+
+
+def _key(edges: Edges, seq: int) -> Int64[Tensor, " n"]:
+    return (edges.batch * seq + edges.dest) * seq + edges.src
+
+
+def _missing(wanted: Int64[Tensor, " n"], found: Int64[Tensor, " m"], n_rows: int) -> Int64[Tensor, " k"]:
+    """Rows that `wanted` names more often than `found`, as often as they are missing."""
+    short = torch.bincount(wanted, minlength=n_rows) - torch.bincount(found, minlength=n_rows)
+    return torch.arange(n_rows, device=wanted.device).repeat_interleave(short.clamp_min(0))

@@ -1,0 +1,428 @@
+"""The causal offset profile: which edges from earlier copies a layer needs, measured by cutting them exactly.
+
+COP(delta) = E[loss | all edges s + delta -> i cut] - E[loss], over the positions that induction predicts (see
+interp.offset_edges). A cut takes the edges' share out of `hook_z` of one layer, of all its units or of one, and
+everything downstream is computed anew. In nats; positive where the edges help.
+
+Controls: as many random other edges · the edges (i, i-1) · each tap of the convolution zeroed · where rows of
+attention sum to 1, the edges cut and the rest rescaled to sum to 1 again.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.errors import DetectionError
+from interp.offset_edges import Edges, Matches
+from models.language_model import LanguageModel
+from models.mixers.reading import Reading
+
+# Numbers in the largest temporary of one pass: source vectors of edges, logits.
+_NUMBERS_PER_BLOCK = 1 << 24
+# Tokens that go through the layers above a cut together.
+TOKENS_PER_PASS = {"cpu": 1 << 13, "cuda": 1 << 17}
+# The rest of a row that is rescaled after a cut: below this share it is noise.
+_LEAST_REST = 1e-4
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerProfile:
+    """Effects of cuts in one layer, nats; sequences are the probe's or the windows, NaN where one has no position.
+
+    Rows are the layer's units, then (if there are several) the whole layer.
+
+    Attributes:
+        units: Unit of each row; None is the whole layer.
+        cut: COP at each offset.
+        random: The control: as many random edges (mean over draws).
+        previous: The edges (i, i-1) cut.
+        renormalised: The cut with the rest rescaled; None where rows do not sum to 1.
+        taps: Loss by lag of the convolution, that tap zeroed in all channels, minus the loss; None without one.
+    """
+
+    layer: int
+    mixer: str
+    reading: str
+    unit: str
+    offsets: tuple[int, ...]
+    units: tuple[int | None, ...]
+    cut: Float[Tensor, "row offset sequence"]
+    random: Float[Tensor, "row sequence"] | None = None
+    previous: Float[Tensor, "row sequence"] | None = None
+    renormalised: Float[Tensor, "row offset sequence"] | None = None
+    taps: Float[Tensor, "lag sequence"] | None = None
+
+    def best(self, row: int = -1) -> int:
+        """delta*: the offset >= 1 whose cut costs most."""
+        allowed = [n for n, offset in enumerate(self.offsets) if offset >= 1]
+        if not allowed:
+            raise DetectionError(f"offsets {list(self.offsets)} hold none of at least 1, so there is no delta*")
+        effects = mean(self.cut[row, allowed])
+        return self.offsets[allowed[int(effects.argmax())]]
+
+    def effect(self, row: int = -1, offset: int | None = None) -> tuple[float, float]:
+        """Mean and standard error over sequences of cut minus random control, at an offset (None: delta*)."""
+        values = self.cut[row, self.offsets.index(self.best(row) if offset is None else offset)]
+        if self.random is not None:
+            values = values - self.random[row]
+        return float(mean(values)), float(standard_error(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class OffsetProfile:
+    """Profiles of the layers asked for, the uncut loss by sequence, and how many edges each offset has."""
+
+    layers: tuple[LayerProfile, ...]
+    loss: Float[Tensor, " sequence"]
+    n_edges: dict[int, int] = field(default_factory=dict)
+    n_random: int = 0
+    n_scored: int = 0
+
+    def strongest(self) -> tuple[LayerProfile, int]:
+        """The layer whose whole-layer cut at delta* costs most above control, and its last row."""
+        found = max(self.layers, key=lambda layer: layer.effect()[0])
+        return found, len(found.units) - 1
+
+
+def default_offsets(model: LanguageModel) -> range:
+    """-2 .. d_conv + 1 for the widest convolution in the model (none counts as width 1)."""
+    width = max(getattr(mixer, "d_conv", 1) for mixer in model.config.mixers)
+    return range(-2, max(width, 1) + 2)
+
+
+@torch.no_grad()
+def offset_profile(
+    model: LanguageModel,
+    matches: Matches,
+    *,
+    offsets: Sequence[int] | None = None,
+    layers: Sequence[int] | None = None,
+    units: Sequence[int] | None = None,
+    by_unit: bool = True,
+    reading: str | None = None,
+    mamba_units: str | None = None,
+    controls: bool = True,
+    taps: bool = True,
+    n_random: int = 1,
+    seed: int = 0,
+    tokens_per_pass: int | None = None,
+) -> OffsetProfile:
+    """Cut the edges at each offset, layer by layer and unit by unit.
+
+    Args:
+        matches: `probe_matches(probe)` or `window_matches(tokens)`, on any device.
+        offsets: Default -2 .. d_conv + 1.
+        layers: Default all. `units`: default all of them; `by_unit=False`: the whole layer only.
+        reading: Whose edges: by default the mixer's first reading, its own A over its own values; `block` cuts what
+            leads from the layer's input positions through convolution and A.
+        mamba_units: `layer` (default), `state` or `cluster:K` for Mamba-1 layers.
+        controls: Random edges, previous-token edges, cut and renormalise. `taps`: zeroed taps.
+        n_random: Draws of the random control.
+
+    Raises:
+        DetectionError: no pairs, an offset outside the window, a layer or unit that does not exist.
+        ConfigError: a reading or units that a mixer does not have.
+    """
+    matches.check()
+    offsets = tuple(default_offsets(model) if offsets is None else offsets)
+    device = next(model.parameters()).device
+    matches = replace(matches, tokens=matches.tokens.to(device))
+    run = _Run(
+        model=model,
+        offsets=offsets,
+        layers=tuple(_checked(layers, model.config.n_layers, "layer")),
+        units=units,
+        by_unit=by_unit,
+        reading=reading,
+        mamba_units=mamba_units,
+        controls=controls,
+        taps=taps,
+        n_random=n_random,
+        seed=seed,
+        budget=tokens_per_pass or TOKENS_PER_PASS[device.type],
+    )
+    n, seq = matches.tokens.shape
+    size = max(1, run.budget // seq)
+    # Clusters are made from the sequences of a batch: one batch, or they would differ.
+    size = n if (mamba_units or "").startswith("cluster") else size
+    parts = [run.batch(matches.take(slice(start, start + size))) for start in range(0, n, size)]
+    return _joined(parts)
+
+
+def mean(values: Float[Tensor, "*row sequence"]) -> Float[Tensor, "*row"]:
+    """Mean over the sequences that have a value."""
+    return values.nanmean(-1)
+
+
+def standard_error(values: Float[Tensor, "*row sequence"]) -> Float[Tensor, "*row"]:
+    """Standard error of `mean`; 0 for a single sequence."""
+    filled = ~values.isnan()
+    n = filled.sum(-1)
+    centred = torch.where(filled, values - values.nanmean(-1, keepdim=True), 0)
+    return (centred.square().sum(-1) / (n - 1).clamp_min(1) / n.clamp_min(1)).sqrt()
+
+
+def _checked(chosen: Sequence[int] | None, n: int, name: str) -> Sequence[int]:
+    for one in chosen or ():
+        if not 0 <= one < n:
+            raise DetectionError(f"{name} index {one} is out of range; accepted: 0..{n - 1}")
+    return range(n) if chosen is None else chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    """One measurement: its settings, and what it does with a batch of sequences."""
+
+    model: LanguageModel
+    offsets: tuple[int, ...]
+    layers: tuple[int, ...]
+    units: Sequence[int] | None
+    by_unit: bool
+    reading: str | None
+    mamba_units: str | None
+    controls: bool
+    taps: bool
+    n_random: int
+    seed: int
+    budget: int
+
+    def batch(self, matches: Matches) -> OffsetProfile:
+        """The profile of a batch."""
+        edges = {offset: matches.at(offset) for offset in self.offsets}
+        window = range(min(self.offsets), max(self.offsets) + 1)
+        random = [
+            matches.random(window, seed=self.seed + n) for n in range(self.n_random if self.controls else 0)
+        ]
+        inputs = _inputs(self.model, matches.tokens)
+        losses = _Losses(self.model, matches)
+        base = losses(inputs[-1][0], 1)[0]
+        profiles = [
+            self._layer(layer, inputs[layer], edges, random, matches, losses, base) for layer in self.layers
+        ]
+        return OffsetProfile(
+            layers=tuple(profiles),
+            loss=base,
+            n_edges={offset: len(e.dest) for offset, e in edges.items()},
+            n_random=sum(len(e.dest) for e in random) // max(1, len(random)),
+            n_scored=int(matches.scored.sum()),
+        )
+
+    def _layer(
+        self,
+        layer: int,
+        inputs: tuple[Tensor, Tensor | None],
+        edges: dict[int, Edges],
+        random: list[Edges],
+        matches: Matches,
+        losses: "_Losses",
+        base: Tensor,
+    ) -> LayerProfile:
+        resid, x = inputs
+        mixer = self.model.blocks[layer].attn
+        units = self.mamba_units if mixer.kind == "mamba1" else None
+        reading = mixer.read(x, self.reading, units=units)
+        z = _z(mixer, x)
+        cut = _Cut(reading, z, self._rows(reading))
+        above = _Above(self.model, layer, resid, losses, self.budget)
+        # Removals are made one edge set at a time; each gives one variant of z for every row.
+        found = torch.stack([above(cut.variants(e)) for e in edges.values()], 1) - base
+        controls: dict[str, Tensor | None] = {}
+        if self.controls:
+            drawn = torch.stack([above(cut.variants(e)) for e in random])
+            controls["random"] = drawn.mean(0) - base
+            controls["previous"] = above(cut.variants(matches.previous())) - base
+            if reading.name == "pattern" and reading.normalisation == "none":
+                rescaled = [above(cut.variants(e, renormalise=True)) for e in edges.values()]
+                controls["renormalised"] = torch.stack(rescaled, 1) - base
+        if self.taps and getattr(mixer, "conv1d", None) is not None:
+            controls["taps"] = torch.stack([loss - base for loss in above.taps()])
+        return LayerProfile(
+            layer=layer,
+            mixer=mixer.kind,
+            reading=reading.name,
+            unit=reading.unit,
+            offsets=self.offsets,
+            units=tuple(cut.rows),
+            cut=found,
+            **controls,
+        )
+
+    def _rows(self, reading: Reading) -> list[int | None]:
+        if not self.by_unit:
+            return [None]
+        kind = "head" if reading.unit == "head" else "unit"
+        chosen: list[int | None] = list(_checked(self.units, reading.n_units, kind))
+        return chosen if reading.n_units == 1 else [*chosen, None]
+
+
+def _inputs(model: LanguageModel, tokens: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    """For each layer the residual stream before it and its mixer's input; last, the final residual stream."""
+    found: list[list[Tensor]] = []
+    handles = []
+    for block in model.blocks:
+        handles.append(block.register_forward_pre_hook(lambda _, args: found.append([args[0]])))
+        handles.append(block.attn.register_forward_pre_hook(lambda _, args: found[-1].append(args[0])))
+    try:
+        last = model(tokens, stop_at_layer=model.config.n_layers)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [*(tuple(pair) for pair in found), (last, None)]
+
+
+@contextmanager
+def _listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _z(mixer: torch.nn.Module, x: Tensor) -> Tensor:
+    """`hook_z` of a mixer for an input."""
+    kept: list[Tensor] = []
+    with _listening(mixer.hook_z, lambda _, args, out: kept.append(out)):
+        mixer(x)
+    return kept[0]
+
+
+class _Cut:
+    """Variants of a layer's `hook_z` with edges taken out: one for each row."""
+
+    def __init__(self, reading: Reading, z: Tensor, rows: list[int | None]):
+        self.reading, self.z, self.rows = reading, z, rows
+
+    def variants(self, edges: Edges, *, renormalise: bool = False) -> Iterator[Tensor]:
+        """z without the edges, row by row. `renormalise`: what is left of each row is rescaled to sum to 1."""
+        removed, share = self._removed(edges, renormalise)
+        rest = (1 - share).clamp_min(_LEAST_REST) if renormalise else None
+        for row in self.rows:
+            z = self.z.flatten(2).clone()
+            for unit in range(self.reading.n_units) if row is None else [row]:
+                index = self.reading.z_index[unit]
+                kept = index >= 0
+                # Units by state share channels: subtracting in place adds their cuts up.
+                z[..., index[kept]] -= removed[:, :, unit, kept]
+                if renormalise:
+                    z[..., index[kept]] /= rest[:, :, unit, None]
+            yield z.view_as(self.z)
+
+    def _removed(self, edges: Edges, with_share: bool) -> tuple[Tensor, Tensor | None]:
+        """Sum of the edges' source vectors [batch dest unit d_source], and of their weights [batch dest unit]."""
+        reading = self.reading
+        n_batch, seq = self.z.shape[:2]
+        d_source = reading.taps.shape[-1]
+        total = self.z.new_zeros(n_batch * seq, reading.n_units, d_source)
+        share = self.z.new_zeros(n_batch * seq, reading.n_units) if with_share else None
+        size = max(1, _NUMBERS_PER_BLOCK // (reading.n_units * d_source))
+        for batch, dest, src in zip(*(part.split(size) for part in edges), strict=True):
+            row = batch * seq + dest
+            total.index_add_(0, row, reading.z_edges(batch, dest, src).to(total.dtype))
+            if with_share:
+                share.index_add_(0, row, reading.entries.edges(batch, dest, src)[..., 0].to(share.dtype))
+        total = total.view(n_batch, seq, *total.shape[1:])
+        return total, None if share is None else share.view(n_batch, seq, -1)
+
+
+class _Losses:
+    """Loss at the scored positions, a mean for each sequence, from the final residual stream."""
+
+    def __init__(self, model: LanguageModel, matches: Matches):
+        self.model = model
+        self.batch, self.place = matches.scored.nonzero(as_tuple=True)
+        self.target = matches.tokens[self.batch, self.place + 1]
+        self.n = torch.bincount(self.batch, minlength=len(matches.tokens)).double()
+
+    def __call__(self, resid: Float[Tensor, "copies_batch seq d_model"], copies: int) -> Float[Tensor, "copy batch"]:
+        """`resid` holds `copies` variants of the batch, one after the other."""
+        rows = resid.unflatten(0, (copies, -1))[:, self.batch, self.place].flatten(0, 1)
+        target = self.target.repeat(copies)
+        size = max(1, _NUMBERS_PER_BLOCK // self.model.config.d_vocab)
+        parts = []
+        for piece, wanted in zip(rows.split(size), target.split(size), strict=True):
+            logits = self.model.unembed(self.model.ln_final(piece))
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            parts.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none"))
+        loss = torch.cat(parts).double().view(copies, -1)
+        total = loss.new_zeros(copies, len(self.n)).index_add_(1, self.batch, loss)
+        return total / self.n.masked_fill(self.n == 0, torch.nan)
+
+
+class _Above:
+    """A layer and what is above it, run for variants of the layer's `hook_z`."""
+
+    def __init__(self, model: LanguageModel, layer: int, resid: Tensor, losses: _Losses, budget: int):
+        self.model, self.layer, self.resid, self.losses = model, layer, resid, losses
+        self.copies = max(1, budget // (resid.shape[0] * resid.shape[1]))
+
+    def __call__(self, variants: Iterator[Tensor]) -> Float[Tensor, "row batch"]:
+        """Loss of each variant, several in one pass."""
+        found, group = [], []
+        for variant in variants:
+            group.append(variant)
+            if len(group) == self.copies:
+                found.append(self._losses(group))
+                group = []
+        if group:
+            found.append(self._losses(group))
+        return torch.cat(found)
+
+    def _losses(self, group: list[Tensor]) -> Tensor:
+        z = torch.cat(group)
+        mixer = self.model.blocks[self.layer].attn
+        with _listening(mixer.hook_z, lambda _, args, out: z):
+            return self._run(len(group))
+
+    def _run(self, copies: int) -> Tensor:
+        resid = self.resid.repeat(copies, 1, 1)
+        n_layers = self.model.config.n_layers
+        last = self.model(resid, start_at_layer=self.layer, stop_at_layer=n_layers)
+        return self.losses(last, copies)
+
+    def taps(self) -> Iterator[Float[Tensor, " batch"]]:
+        """Loss with each tap zeroed, by lag: 0 is the current input."""
+        weight = self.model.blocks[self.layer].attn.conv1d.weight
+        for lag in range(weight.shape[-1]):
+            with zeroed_tap(weight, lag):
+                yield self._run(1)[0]
+
+
+@contextmanager
+def zeroed_tap(
+    weight: Float[Tensor, "channel one width"], lag: int, channels: range | None = None
+) -> Iterator[None]:
+    """A convolution's tap at `lag` set to 0, in all channels or some; put back afterwards."""
+    width = weight.shape[-1]
+    if not 0 <= lag < width:
+        raise DetectionError(f"tap at lag {lag}; accepted: 0..{width - 1}")
+    chosen = slice(None) if channels is None else slice(channels.start, channels.stop)
+    with torch.no_grad():
+        kept = weight[chosen, :, width - 1 - lag].clone()
+        weight[chosen, :, width - 1 - lag] = 0
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight[chosen, :, width - 1 - lag] = kept
+
+
+def _joined(parts: list[OffsetProfile]) -> OffsetProfile:
+    """Batches of sequences side by side."""
+    names = ("cut", "random", "previous", "renormalised", "taps")
+    layers = []
+    for same in zip(*(part.layers for part in parts), strict=True):
+        values = {name: [getattr(layer, name) for layer in same] for name in names}
+        joined = {name: None if v[0] is None else torch.cat(v, -1).cpu() for name, v in values.items()}
+        layers.append(replace(same[0], **joined))
+    return OffsetProfile(
+        layers=tuple(layers),
+        loss=torch.cat([part.loss for part in parts]).cpu(),
+        n_edges={offset: sum(part.n_edges[offset] for part in parts) for offset in parts[0].n_edges},
+        n_random=sum(part.n_random for part in parts),
+        n_scored=sum(part.n_scored for part in parts),
+    )
