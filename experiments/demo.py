@@ -1,0 +1,98 @@
+"""`make demo`: train small softmax, linear and Mamba models, find their induction heads, write one report.
+
+The runs are the named runs `demo-*`. Two train at a time, one thread each; a finished run in the folder is used again.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+RUNS = ("demo-softmax", "demo-mamba1", "demo-mamba2", "demo-linear")
+AT_ONCE = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command; returns its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.demo", description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="default: demo-out")
+    out = parser.parse_args(argv).out
+    started = time.perf_counter()
+    out.mkdir(parents=True, exist_ok=True)
+    failed = train_all(out)
+    if failed:
+        print(f"demo: training failed: {', '.join(failed)}", file=sys.stderr)
+        return 1
+    reports = detect_all(out)
+    print_summary(reports)
+    from interp.report import write_report
+
+    write_report(out / "report.html", reports)
+    print(f"Report: {out / 'report.html'}  (one page, opens from the file)")
+    print(f"Took {time.perf_counter() - started:.0f} s. One run alone: detect-induction {out / RUNS[0]}")
+    return 0
+
+
+def train_all(out: Path) -> list[str]:
+    """Train every run that is not finished, `AT_ONCE` at a time; returns the names of those that failed."""
+    waiting, running, failed = list(RUNS), {}, []
+    while waiting or running:
+        while waiting and len(running) < AT_ONCE:
+            name = waiting.pop(0)
+            running[name] = (_start(name, out / name), time.perf_counter())
+            print(f"training {name} ...", flush=True)
+        for name, (process, start) in list(running.items()):
+            if process.poll() is not None:
+                del running[name]
+                print(f"trained  {name} in {time.perf_counter() - start:.0f} s", flush=True)
+                if process.returncode:
+                    failed.append(name)
+        time.sleep(0.1)
+    return failed
+
+
+def _start(name: str, folder: Path) -> subprocess.Popen:
+    command = [sys.executable, "-m", "experiments.cli", name, "--out", str(folder), "--resume", "--quiet"]
+    return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def detect_all(out: Path) -> dict:
+    """`detect-induction` on each series; also written as JSON beside the runs."""
+    from interp.detect import detect
+    from interp.records import to_json, write_text
+
+    reports = {}
+    for name in RUNS:
+        print(f"reading  {name} ...", flush=True)
+        reports[name] = detect(out / name)
+        write_text(out / f"{name}.json", to_json(reports[name]))
+    return reports
+
+
+def print_summary(reports: Mapping) -> None:
+    """One row a run: its strongest unit at the last checkpoint, and when induction appeared."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title="Induction, run by run (last checkpoint; steps of the transition)")
+    for column in ("run", "strongest unit", "prefix", "chance", "copying", "induction", "order gain", "onset", "half"):
+        table.add_column(column, justify="left" if column in ("run", "strongest unit") else "right")
+    for name, report in reports.items():
+        last = report.checkpoints[-1]
+        best = max(last.heads, key=lambda head: head.prefix_matching)
+        gain = (report.phase_transition or {}).get("order_gain")
+        onset = "none" if gain is None else "{:g}-{:g}".format(*gain["onset_step"])
+        half = "" if gain is None else f"{gain['midpoint_step']:.0f}"
+        unit = f"L{best.layer} {best.unit} {best.head} ({best.reading})"
+        found = f"{len(report.induction_heads())} of {len(last.heads)}"
+        cells = [unit, f"{best.prefix_matching:.2f}", f"{best.prefix_matching_chance:.2f}"]
+        cells += [f"{best.copying_edge:.2f}", found, f"{last.order_gain_nats:.2f} nats", onset, half]
+        table.add_row(name, *cells)
+    Console(width=110).print(table)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
