@@ -9,12 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from experiments.data.config import DataConfig
-from models.config import LanguageModelConfig, _Config
+from models.config import LanguageModelConfig
 from models.errors import ConfigError, closest
+from models.plain_config import PlainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seeds(_Config):
+class Seeds(PlainConfig):
     """Three independent seeds: initial weights, order or content of training data, held-out windows."""
 
     init: int = 0
@@ -27,7 +28,7 @@ class Seeds(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OptimiserConfig(_Config):
+class OptimiserConfig(PlainConfig):
     """AdamW with linear warm-up, then a constant rate or a cosine that ends at `final_lr_fraction` of the
     peak.
 
@@ -53,7 +54,7 @@ class OptimiserConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainingConfig(_Config):
+class TrainingConfig(PlainConfig):
     """Length and shape of training.
 
     `batch` is the global number of sequences of one update; it is split over processes and over
@@ -83,7 +84,7 @@ class TrainingConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointConfig(_Config):
+class CheckpointConfig(PlainConfig):
     """Which steps are saved: 0, the last, `log_spaced` steps between, and every `every`-th of each dense
     window.
 
@@ -106,7 +107,7 @@ class CheckpointConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalConfig(_Config):
+class EvalConfig(PlainConfig):
     """The held-out windows that every checkpoint is measured on, and that `eval.safetensors` keeps."""
 
     n_windows: int = 64
@@ -118,7 +119,7 @@ class EvalConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExperimentConfig(_Config):
+class ExperimentConfig(PlainConfig):
     """One training run, whole: equal configurations give equal weights on one CPU machine."""
 
     description: str = ""

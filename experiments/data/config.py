@@ -13,11 +13,11 @@
 from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from models.config import _Config
 from models.errors import ConfigError
+from models.plain_config import PlainConfig
 
 
-class DataConfig(_Config):
+class DataConfig(PlainConfig):
     """Base of the data configurations; `from_dict` dispatches on `kind`."""
 
     kind: str
