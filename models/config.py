@@ -4,74 +4,22 @@ Every configuration has `to_dict()` and `from_dict(values)`. An unknown key, a m
 wrong type is a `ConfigError` that names the key, the value and what is accepted.
 """
 
-import dataclasses
 import hashlib
 import json
 import math
-import types
-import typing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Self
 
 from models.errors import ConfigError, closest
-
-
-class _Config:
-    """Type checks on construction, and the round trip."""
-
-    def __post_init__(self):
-        for name, kind in _hints(type(self)).items():
-            object.__setattr__(
-                self, name, _checked(getattr(self, name), kind, f"{type(self).__name__}.{name}")
-            )
-        self._check()
-
-    def _check(self) -> None:
-        """Raises ConfigError where values are well typed but do not fit together."""
-
-    def _require(self, condition: bool, name: str, accepted: str) -> None:
-        if not condition:
-            raise ConfigError(
-                f"{type(self).__name__}.{name} is {getattr(self, name)!r}; accepted: {accepted}"
-            )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The configuration as JSON values (tuples become lists)."""
-        return {f.name: _plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Self:
-        """The configuration that `to_dict` gave these values for.
-
-        Raises:
-            ConfigError: an unknown key (with the closest matches), a missing key, or a value that is not
-            accepted.
-        """
-        if not isinstance(values, dict):
-            raise ConfigError(f"{cls.__name__} needs a dictionary, not {type(values).__name__}: {values!r}")
-        known = {f.name: f for f in dataclasses.fields(cls)}
-        for key in values:
-            if key not in known:
-                raise ConfigError(f"{cls.__name__} has no key {key!r}{closest(str(key), known)}")
-        for name, f in known.items():
-            required = f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
-            if required and name not in values:
-                raise ConfigError(f"{cls.__name__} needs the key {name!r}")
-        return cls(**values)
-
-    def replace(self, **changes) -> Self:
-        """A copy with some fields changed."""
-        return type(self).from_dict({**self.to_dict(), **{k: _plain(v) for k, v in changes.items()}})
+from models.plain_config import PlainConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class RopeConfig(_Config):
+class RopeConfig(PlainConfig):
     """Rotary positions.
 
     `rotary_dim` None turns the whole head. `layout` says which entries form a pair: "half" (n, n +
-    rotary_dim/2) or
-    "adjacent" (2n, 2n+1). `scaling` is None or a dictionary with "type":
-    "linear" (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor,
+    rotary_dim/2) or "adjacent" (2n, 2n+1). `scaling` is None or a dictionary with "type": "linear" (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor,
     high_freq_factor, original_length) · "yarn" (factor, original_length; optional beta_fast, beta_slow, ramp
     "index"|"rotations", truncate, attention_factor).
     """
@@ -115,10 +63,15 @@ ROPE_SCALING = {
 }
 
 
-class MixerConfig(_Config):
+class MixerConfig(PlainConfig):
     """Base of the mixer configurations; `kind` is the name under which the mixer is registered."""
 
     kind: str
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Self:
+        """As `PlainConfig.from_dict`; on MixerConfig itself, of the class that "kind" names."""
+        return mixer_config(values) if cls is MixerConfig else super().from_dict(values)
 
     def resolved(self, d_model: int) -> Self:
         """The same configuration with every None that stands for a default width filled in."""
@@ -270,7 +223,7 @@ MIXER_CONFIGS: dict[str, type[MixerConfig]] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLPConfig(_Config):
+class MLPConfig(PlainConfig):
     """A block's MLP: `act(x W_in)`, or `act(x W_gate) * (x W_in)` when gated, then W_out."""
 
     d_mlp: int
@@ -283,7 +236,7 @@ class MLPConfig(_Config):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LanguageModelConfig(_Config):
+class LanguageModelConfig(PlainConfig):
     """A language model of `n_layers` blocks, each with its own mixer.
 
     `out_init_scale` multiplies `init_std` for the weights that write to the residual stream; None is 1/sqrt(2
@@ -358,59 +311,6 @@ def mixer_config(values: dict[str, Any]) -> MixerConfig:
     if kind not in MIXER_CONFIGS:
         raise ConfigError(f"a mixer has kind {kind!r}; accepted: {', '.join(MIXER_CONFIGS)}")
     return MIXER_CONFIGS[kind].from_dict(values)
-
-
-def _hints(cls: type) -> dict[str, Any]:
-    hints = typing.get_type_hints(cls)
-    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
-
-
-def _checked(value: Any, kind: Any, name: str) -> Any:
-    """`value` as the annotated type: int -> float and list -> tuple are the only conversions."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if origin in (types.UnionType, typing.Union):
-        if value is None and type(None) in args:
-            return None
-        return _checked(value, next(a for a in args if a is not type(None)), name)
-    if origin is Literal:
-        if value not in args:
-            raise ConfigError(f"{name} is {value!r}; accepted: {', '.join(map(repr, args))}")
-        return value
-    if origin is tuple:
-        if not isinstance(value, (list, tuple)) or (args[-1] is not Ellipsis and len(value) != len(args)):
-            raise ConfigError(
-                f"{name} is {value!r}; accepted: a list"
-                + ("" if args[-1] is Ellipsis else f" of {len(args)}")
-            )
-        kinds = [args[0]] * len(value) if args[-1] is Ellipsis else args
-        return tuple(
-            _checked(v, k, f"{name}[{i}]") for i, (v, k) in enumerate(zip(value, kinds, strict=True))
-        )
-    if isinstance(kind, type) and issubclass(kind, _Config):
-        if isinstance(value, dict):
-            return mixer_config(value) if kind is MixerConfig else kind.from_dict(value)
-        if isinstance(value, kind):
-            return value
-    elif origin is dict:
-        if isinstance(value, dict):
-            return dict(value)
-    elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
-            return float(value)
-    elif type(value) is kind:
-        return value
-    wanted = "a finite number" if kind is float else getattr(kind, "__name__", str(kind))
-    raise ConfigError(f"{name} is {value!r}; accepted: {wanted}")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Config):
-        return value.to_dict()
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return dict(value) if isinstance(value, dict) else value
 
 
 def _positive_even(n: int) -> bool:
