@@ -19,7 +19,8 @@ class RopeConfig(PlainConfig):
     """Rotary positions.
 
     `rotary_dim` None turns the whole head. `layout` says which entries form a pair: "half" (n, n +
-    rotary_dim/2) or "adjacent" (2n, 2n+1). `scaling` is None or a dictionary with "type": "linear" (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor,
+    rotary_dim/2) or "adjacent" (2n, 2n+1). `scaling` is None or a dictionary with "type": "linear"
+    (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor,
     high_freq_factor, original_length) · "yarn" (factor, original_length; optional beta_fast, beta_slow, ramp
     "index"|"rotations", truncate, attention_factor).
     """

@@ -39,7 +39,7 @@ NOTES = f"""\
 Random models of {N_LAYERS} layers, d_model {D_MODEL}, without MLP, float32, batch 1; the prompt is read in
 pieces of {PIECE} tokens (CHUNKED), then tokens are generated one by one (RECURRENT). State: bytes of all
 tensors that `step` carries. Time: median processor time of a token on one thread. What grows is softmax
-attention's key/value cache and the time to read it; linear attention and Mamba carry a state of fixed size."""
+attention's key/value cache and the time to read it; linear attention's and Mamba's state has a fixed size."""
 
 
 def tensor_bytes(state: Any) -> int:
