@@ -2,6 +2,7 @@
 time.
 """
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import time
@@ -17,11 +18,12 @@ from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
 from interp.head_scores import HeadScores
+from interp.induction_test import N_SEQUENCES, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import Plan, corpus_windows, make_plan
 from interp.records import SCORES, AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
 from interp.sources import Checkpoint, Source, open_source
-from interp.subject import LayerView, Subject
+from interp.subject import LanguageModelSubject, LayerView, Subject
 
 # Most window tokens read at every checkpoint, by size of the model.
 _WINDOW_TOKENS, _WINDOW_TOKENS_LARGE, _LARGE_WEIGHTS = 1 << 14, 1 << 12, 20_000_000
@@ -52,7 +54,8 @@ def detect(
         target: A path (checkpoint, run folder, Hugging Face folder, `.gguf`), a LanguageModel or a
             TransformerBridge.
         steps: Which checkpoints of a series; see `sources.select_steps`.
-        scores: Some of `SCORES`; None for all. What is left out is None in the records.
+        scores: Some of `SCORES`; None for all, but `causal` only for our own models and for others up to 20 M
+            weights. What is left out is None in the records.
         period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By
             default 16 sequences of 25 x 4 (losses: 32 of 50 x 2), shrunk (and noted) where vocabulary or
             context demand it.
@@ -96,7 +99,12 @@ def detect(
     }
     run = CheckpointRun(
         work=Work(
-            plan=lambda subject: _planned(subject, _windows(subject, source, text, n_windows, wanted), probe),
+            plan=lambda subject: _with_causal_choice(
+                subject,
+                _planned(subject, _windows(subject, source, text, n_windows, wanted), probe),
+                wanted,
+                asked=scores is not None,
+            ),
             measure=lambda subject, plan, checkpoint: _measure(
                 subject, plan, checkpoint, wanted, mamba_units
             ),
@@ -140,6 +148,20 @@ def _planned(
     subject: Subject, windows: tuple[Tensor | None, str | None], probe: dict[str, int | None]
 ) -> Plan:
     return make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+
+
+def _with_causal_choice(subject: Subject, plan: Plan, wanted: frozenset[str], *, asked: bool) -> Plan:
+    """The plan with the causal test on or off; a note says why where it was wanted and is off."""
+    if "causal" not in wanted:
+        return plan
+    if not isinstance(subject, LanguageModelSubject):
+        why = "the model is not read in our own mixers"
+    elif not asked and sum(p.numel() for p in subject.model.parameters()) > _LARGE_WEIGHTS:
+        why = f"off by default above {_LARGE_WEIGHTS:,} weights; --scores ...,causal makes it"
+    else:
+        return dataclasses.replace(plan, causal=True)
+    note = f"causal test not made ({why}): is_induction rests on prefix matching and copying"
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
 def _reading(origin: dict[str, Any] | None) -> list[str]:
@@ -202,6 +224,11 @@ def _measure(
         behaviour: dict[str, Any] = _repeats(subject, plan) if "repeats" in wanted else _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else _NO_LEARNING
         records = heads.records()
+    if plan.causal:
+        # Clusters of channels are made from the whole probe.
+        n_sequences = None if (units or "").startswith("cluster") else N_SEQUENCES
+        causal = causal_scores(subject, plan.probe, units=units, n_sequences=n_sequences)
+        records = with_causal(records, causal)
     return CheckpointScores(
         step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour, **learning
     )
@@ -294,7 +321,7 @@ def _map(head: HeadScore, step: int, words: tuple[str, ...], weights: Tensor) ->
 def _notes(wanted: frozenset[str], done: list[CheckpointScores], bos: int | None) -> list[str]:
     notes = []
     if "copying" not in wanted:
-        notes.append("copying is not measured: is_induction rests on prefix matching alone")
+        notes.append("copying is not measured: without the causal test is_induction rests on prefix matching alone")
     if bos is not None and "copying" in wanted:
         notes.append("copying: 4r-1 without BOS among the sources; copying_with_bos has it with BOS")
     same = [(c.step, c.same_weights_as_step) for c in done if c.same_weights_as_step is not None]

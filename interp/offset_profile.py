@@ -8,7 +8,7 @@ Controls: as many random other edges · the edges (i, i-1) · each tap of the co
 attention sum to 1, the edges cut and the rest rescaled to sum to 1 again.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -21,6 +21,7 @@ from interp.offset_edges import Edges, Matches
 from models.language_model import LanguageModel
 from models.mixers.reading import Reading
 
+CONTROLS = ("random", "previous", "renormalised", "taps")
 # Numbers in the largest temporary of one pass: source vectors of edges, logits.
 _NUMBERS_PER_BLOCK = 1 << 24
 # Tokens that go through the layers above a cut together.
@@ -105,8 +106,7 @@ def offset_profile(
     by_unit: bool = True,
     reading: str | None = None,
     mamba_units: str | None = None,
-    controls: bool = True,
-    taps: bool = True,
+    controls: Collection[str] = CONTROLS,
     n_random: int = 1,
     seed: int = 0,
     tokens_per_pass: int | None = None,
@@ -120,7 +120,7 @@ def offset_profile(
         reading: Whose edges: by default the mixer's first reading, its own A over its own values; `block` cuts what
             leads from the layer's input positions through convolution and A.
         mamba_units: `layer` (default), `state` or `cluster:K` for Mamba-1 layers.
-        controls: Random edges, previous-token edges, cut and renormalise. `taps`: zeroed taps.
+        controls: Which of `CONTROLS` to measure.
         n_random: Draws of the random control.
 
     Raises:
@@ -128,6 +128,8 @@ def offset_profile(
         ConfigError: a reading or units that a mixer does not have.
     """
     matches.check()
+    if unknown := set(controls) - set(CONTROLS):
+        raise DetectionError(f"unknown controls {', '.join(sorted(unknown))}; accepted: {', '.join(CONTROLS)}")
     offsets = tuple(default_offsets(model) if offsets is None else offsets)
     device = next(model.parameters()).device
     matches = replace(matches, tokens=matches.tokens.to(device))
@@ -139,8 +141,7 @@ def offset_profile(
         by_unit=by_unit,
         reading=reading,
         mamba_units=mamba_units,
-        controls=controls,
-        taps=taps,
+        controls=frozenset(controls),
         n_random=n_random,
         seed=seed,
         budget=tokens_per_pass or TOKENS_PER_PASS[device.type],
@@ -184,8 +185,7 @@ class _Run:
     by_unit: bool
     reading: str | None
     mamba_units: str | None
-    controls: bool
-    taps: bool
+    controls: frozenset[str]
     n_random: int
     seed: int
     budget: int
@@ -194,9 +194,8 @@ class _Run:
         """The profile of a batch."""
         edges = {offset: matches.at(offset) for offset in self.offsets}
         window = range(min(self.offsets), max(self.offsets) + 1)
-        random = [
-            matches.random(window, seed=self.seed + n) for n in range(self.n_random if self.controls else 0)
-        ]
+        n_random = self.n_random if "random" in self.controls else 0
+        random = [matches.random(window, seed=self.seed + n) for n in range(n_random)]
         inputs = _inputs(self.model, matches.tokens)
         losses = _Losses(self.model, matches)
         base = losses(inputs[-1][0], 1)[0]
@@ -231,14 +230,14 @@ class _Run:
         # Removals are made one edge set at a time; each gives one variant of z for every row.
         found = torch.stack([above(cut.variants(e)) for e in edges.values()], 1) - base
         controls: dict[str, Tensor | None] = {}
-        if self.controls:
-            drawn = torch.stack([above(cut.variants(e)) for e in random])
-            controls["random"] = drawn.mean(0) - base
+        if random:
+            controls["random"] = torch.stack([above(cut.variants(e)) for e in random]).mean(0) - base
+        if "previous" in self.controls:
             controls["previous"] = above(cut.variants(matches.previous())) - base
-            if reading.name == "pattern" and reading.normalisation == "none":
-                rescaled = [above(cut.variants(e, renormalise=True)) for e in edges.values()]
-                controls["renormalised"] = torch.stack(rescaled, 1) - base
-        if self.taps and getattr(mixer, "conv1d", None) is not None:
+        if "renormalised" in self.controls and (reading.name, reading.normalisation) == ("pattern", "none"):
+            rescaled = [above(cut.variants(e, renormalise=True)) for e in edges.values()]
+            controls["renormalised"] = torch.stack(rescaled, 1) - base
+        if "taps" in self.controls and getattr(mixer, "conv1d", None) is not None:
             controls["taps"] = torch.stack([loss - base for loss in above.taps()])
         return LayerProfile(
             layer=layer,

@@ -40,6 +40,7 @@ class Plan:
     icl_positions: tuple[int, int] | None
     d_candidates: int
     notes: tuple[str, ...]
+    causal: bool = False
 
     @property
     def record(self) -> ProbeRecord:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 FORMAT = 1
 # What `--scores` accepts. Prefix matching and previous token are always read: the rest is called by them.
-SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning", "repeats")
+SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning", "repeats", "causal")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,12 @@ class HeadScore:
     (norm of the contribution vector over the row's sum). `copying` is the logit score 4r-1, without BOS among
     the sources where the probe has one. `prefix_matching_by_sequence` holds the values that the mean is taken
     over.
+
+    The causal test (`interp.induction_test`; None where it was not made): `offset_effect_nats` is what cutting the
+    unit's edges at its strongest offset costs above random edges (`offset_control_nats`), `copying_offset` what those
+    edges copy, `cut_by_offset_nats` the cost at offsets from `cut_first_offset` on. `decided_by` says what
+    `is_induction` rests on: `causal`, or `attention` (prefix matching and copying). `offset` is the strongest offset by
+    causal effect where it was measured in this reading, by weight elsewhere.
     """
 
     layer: int
@@ -79,7 +85,13 @@ class HeadScore:
     offset: int
     weight_by_offset: tuple[float, ...]
     offset_effect_nats: float | None = None
+    offset_effect_se_nats: float | None = None
+    offset_control_nats: float | None = None
+    cut_by_offset_nats: tuple[float, ...] = ()
+    cut_first_offset: int | None = None
+    copying_offset: float | None = None
     is_induction: bool
+    decided_by: str = "attention"
     prefix_matching_by_sequence: tuple[float, ...] = ()
 
     SAMPLES: ClassVar[tuple[str, ...]] = ("prefix_matching_by_sequence",)
@@ -227,6 +239,8 @@ def rows(report: DetectionReport) -> list[dict[str, Any]]:
             own = to_plain(head)
             offsets = own.pop("weight_by_offset")
             own |= {f"weight_at_offset_{offset}": value for offset, value in enumerate(offsets, start=1)}
+            cuts = own.pop("cut_by_offset_nats")
+            own["cut_by_offset_nats"] = " ".join(f"{value:.6g}" for value in cuts) if cuts else None
             table.append({"step": checkpoint.step, **own, **shared})
     return table
 

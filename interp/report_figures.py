@@ -141,6 +141,19 @@ def offsets(figures: FigureSet, report: DetectionReport, name: str) -> str | Non
     return figures.add(name, draw)
 
 
+def cuts(figures: FigureSet, report: DetectionReport, name: str) -> str | None:
+    """Cost of cutting a unit's edges by offset, of the units whose cut costs most; None where none was cut."""
+    heads = [head for head in report.checkpoints[-1].heads if head.cut_by_offset_nats]
+    if not heads:
+        return None
+    found = sorted(heads, key=lambda head: -(head.offset_effect_nats or 0))[:N_PROFILES]
+    profiles = {unit_name(head): head.cut_by_offset_nats for head in found}
+    control = float(np.mean([head.offset_control_nats for head in found]))
+    options = {"first_offset": found[0].cut_first_offset, "controls": {"random edges": control}}
+    draw = _bound(offset_profile, profiles, quantity="cost of the cut (nats)", **options)
+    return figures.add(name, draw)
+
+
 def comparisons(figures: FigureSet, reports: dict[str, DetectionReport]) -> list[str]:
     """Ids of the figures that put several runs on one axis: strongest unit, order gain, in-context learning."""
     series = {name: report for name, report in reports.items() if len(report.checkpoints) > 1}

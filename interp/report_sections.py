@@ -9,7 +9,7 @@ from interp.figures.score_matrix import SCORES
 from interp.figures.token_text import visible
 from interp.figures.unit_name import READINGS, several_readings, unit_name
 from interp.records import DetectionReport, HeadScore
-from interp.report_figures import FigureSet, losses, maps, matrices, offsets, phase
+from interp.report_figures import FigureSet, cuts, losses, maps, matrices, offsets, phase
 from interp.report_terms import TERMS
 from interp.report_text import finding, signed
 
@@ -173,12 +173,18 @@ def map_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
 
 
 def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
-    """Loss by position and weight by offset, where measured."""
+    """Loss by position, weight by offset and cost of cuts by offset, where measured."""
     parts = []
     if (name := losses(figures, report, f"{run}-losses")) is not None:
         parts.append(figure(name, run, "<b>Loss by position</b>, mean over the windows, one line a checkpoint."))
     if (name := offsets(figures, report, f"{run}-offsets")) is not None:
         text = "<b>Weight by offset</b> from the earlier copy: +1 is the textbook induction target; dotted: chance."
+        parts.append(figure(name, run, text))
+    if (name := cuts(figures, report, f"{run}-cuts")) is not None:
+        text = (
+            "<b>Causal offset profile</b>: what the predicted tokens lose when a unit's edges at an offset from the "
+            "earlier copy are cut; dotted: as many random edges."
+        )
         parts.append(figure(name, run, text))
     return f'<h2>Position and offset</h2><div class="grid wide">{"".join(parts)}</div>' if parts else ""
 
