@@ -1,4 +1,4 @@
-"""Scoring checkpoints one after the other: shared out over processes, each weight once, finished ones not again."""
+"""Scoring checkpoints in order: shared over processes, equal weights once, finished ones not again."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is done with a loaded checkpoint: choose the probes (once), score, and make maps (of the last one)."""
+    """What is done with a loaded checkpoint: choose probes (once), score, make maps (of the last one)."""
 
     plan: Callable[[Subject], Plan]
     measure: Callable[[Subject, Plan, Checkpoint], CheckpointScores]
@@ -119,5 +119,7 @@ def _marked(found: list[Finished]) -> list[Finished]:
         scores = finished.scores
         earlier = first.setdefault(scores.weight_sha256, scores.step) if scores.weight_sha256 else scores.step
         same = None if earlier == scores.step else earlier
-        out.append(dataclasses.replace(finished, scores=dataclasses.replace(scores, same_weights_as_step=same)))
+        out.append(
+            dataclasses.replace(finished, scores=dataclasses.replace(scores, same_weights_as_step=same))
+        )
     return out

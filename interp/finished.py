@@ -39,7 +39,8 @@ class Finished:
 class FinishedFolder:
     """A folder with one JSON file for each scored checkpoint.
 
-    A file is used again only by a detection with the same settings on the same weights; others are left alone.
+    A file is used again only by a detection with the same settings on the same weights; others are left
+    alone.
 
     Args:
         settings: Everything that a score depends on besides the weights.
@@ -55,7 +56,7 @@ class FinishedFolder:
             raise DetectionError(f"resume folder {self.folder} cannot be made: {error.strerror}") from None
 
     def get(self, step: int, weight_sha256: str | None) -> Finished | None:
-        """The scores of a step, if they are there and of these weights (None: weights without a hash are computed).
+        """The scores of a step, if they are there and of these weights (never for weights without a hash).
 
         Raises:
             DetectionError: a file that is damaged.
@@ -98,5 +99,3 @@ def _rebuilt(kind: Any, value: Any) -> Any:
     if origin is not None and type(None) in args:
         return _rebuilt(next(arg for arg in args if arg is not type(None)), value)
     return value
-
-

@@ -1,4 +1,4 @@
-"""Models of other projects as sources: our own readers where there is one, TransformerLens's bridge for the rest."""
+"""Models of other projects as sources: our own readers where there are some, the bridge for the rest."""
 
 import hashlib
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def foreign_series(path: Path, *, device: str, bos: int | None | str, via: str) 
 
 
 def hub_source(name: str, *, steps: Any, device: str, bos: int | None | str, via: str) -> Source:
-    """A model on the hub: `NAME@REVISION`, or NAME for its main branch; with `steps`, NAME's series of revisions.
+    """A model on the hub: NAME@REVISION, or NAME for its main branch; with `steps`, NAME's series.
 
     Raises:
         CheckpointError: the hub cannot be reached, has no such model, or its weights are pickled.
@@ -66,7 +66,7 @@ def open_foreign(
     name: str | None = None,
     revision: str | None = None,
 ) -> Subject:
-    """Load into our own mixers (`via` "mixers"), or through the bridge ("bridge"); `origin` says which, and why.
+    """Load into our own mixers (`via` "mixers") or through the bridge ("bridge"); `origin` says which.
 
     "auto" takes our mixers, and the bridge for kinds of models that have no reader here.
 
@@ -127,7 +127,9 @@ def _source(series: Any, device: str, bos: int | None | str, via: str) -> Source
 def _revision(series: Any, revision: Any, device: str, bos: int | None | str, via: str) -> Checkpoint:
     def load() -> Subject:
         with series.folder(revision) as folder:
-            return open_foreign(folder, device=device, bos=bos, via=via, name=series.path, revision=revision.name)
+            return open_foreign(
+                folder, device=device, bos=bos, via=via, name=series.path, revision=revision.name
+            )
 
     identity: Callable[[], str | None]
     if series.on_hub:

@@ -1,4 +1,4 @@
-"""One command on several processes (`accelerate launch`): who does which checkpoints, and how results come together."""
+"""One command on several processes (`accelerate launch`): who does which checkpoints, results together."""
 
 import os
 from collections.abc import Sequence
@@ -38,8 +38,9 @@ class Ranks:
 def current_ranks() -> Ranks:
     """This process's place, from the environment that the launcher sets; nothing is imported.
 
-    `accelerate launch --multi_gpu --num_processes N` (that option is what starts several processes, with or without
-    GPUs) and torchrun set RANK and WORLD_SIZE, `accelerate launch --cpu` with an MPI host file the names of MPI.
+    `accelerate launch --multi_gpu --num_processes N` (that option is what starts several processes, with or
+    without GPUs) and torchrun set RANK and WORLD_SIZE, `accelerate launch --cpu` with an MPI host file the
+    names of MPI.
     """
     for rank, world in _PLACES:
         if int(os.environ.get(world, "1")) > 1 and rank in os.environ:

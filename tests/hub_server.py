@@ -1,4 +1,4 @@
-"""A server on the loopback address that answers as the Hugging Face hub does, for the calls that are made here."""
+"""A server on the loopback address that answers as the Hugging Face hub does."""
 
 import hashlib
 import json
@@ -31,10 +31,18 @@ def hub_server(name: str, revisions: Path):
                 return self._json({"branches": branches, "tags": [], "converts": []}, body)
             if path.startswith(f"/api/models/{name}/revision/"):
                 folder = self._folder(path.rsplit("/", 1)[1])
-                return self._missing("RevisionNotFound") if folder is None else self._json(_info(name, folder), body)
+                return (
+                    self._missing("RevisionNotFound")
+                    if folder is None
+                    else self._json(_info(name, folder), body)
+                )
             if path == f"/api/models/{name}":
                 folder = self._folder("main")
-                return self._missing("RevisionNotFound") if folder is None else self._json(_info(name, folder), body)
+                return (
+                    self._missing("RevisionNotFound")
+                    if folder is None
+                    else self._json(_info(name, folder), body)
+                )
             if path.startswith(f"/{name}/resolve/"):
                 commit, file = path.removeprefix(f"/{name}/resolve/").split("/", 1)
                 folder = self._folder(commit)
@@ -62,7 +70,10 @@ def hub_server(name: str, revisions: Path):
             content = (folder / file).read_bytes()
             if body:
                 downloaded.append(f"{folder.name}/{file}")
-            headers = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"', "X-Repo-Commit": _commit(folder.name)}
+            headers = {
+                "ETag": f'"{hashlib.sha256(content).hexdigest()}"',
+                "X-Repo-Commit": _commit(folder.name),
+            }
             self._send(200, content, body, headers)
 
         def _send(self, status: int, content: bytes, body: bool, headers: dict[str, str]):
@@ -93,7 +104,12 @@ def _branch(branch: str) -> dict:
 
 def _entry(file: Path) -> dict:
     content = file.read_bytes()
-    entry = {"type": "file", "path": file.name, "size": len(content), "oid": hashlib.sha1(content).hexdigest()}
+    entry = {
+        "type": "file",
+        "path": file.name,
+        "size": len(content),
+        "oid": hashlib.sha1(content).hexdigest(),
+    }
     if file.suffix in (".safetensors", ".bin"):
         entry["lfs"] = {"oid": hashlib.sha256(content).hexdigest(), "size": len(content), "pointerSize": 130}
     return entry
@@ -107,4 +123,11 @@ def _info(name: str, folder: Path) -> dict:
         if "lfs" in entry:
             sibling["lfs"] = {"sha256": entry["lfs"]["oid"], "size": entry["size"], "pointerSize": 130}
         siblings.append(sibling)
-    return {"id": name, "modelId": name, "sha": _commit(folder.name), "siblings": siblings, "tags": [], "private": False}
+    return {
+        "id": name,
+        "modelId": name,
+        "sha": _commit(folder.name),
+        "siblings": siblings,
+        "tags": [],
+        "private": False,
+    }

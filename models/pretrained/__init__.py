@@ -1,10 +1,10 @@
 """Hugging Face folders, hub names and GGUF files to and from our own LanguageModel.
 
-    model = from_pretrained("EleutherAI/pythia-70m", revision="step1000")      # a folder and a .gguf file work too
+    model = from_pretrained("EleutherAI/pythia-70m", revision="step1000")      # or a folder, or a .gguf file
     to_pretrained("folder", model)
 
-Read: gpt2, gpt_neox, llama, mamba, mamba2, from safetensors (sharded too) and GGUF. Norm gains stay in their norms,
-nothing is centred, and every parameter is the stored number; `model.source` records what the files say.
+Read: gpt2, gpt_neox, llama, mamba, mamba2, from safetensors (sharded too) and GGUF. Norm gains stay in their
+norms, nothing is centred, and parameters are the stored numbers; `model.source` records what the files say.
 """
 
 import importlib

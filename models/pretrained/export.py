@@ -20,10 +20,10 @@ from models.pretrained.softmax import half_layout
 def to_pretrained(folder: str | Path, model: nn.Module) -> Path:
     """Write a model as a Hugging Face folder: config.json, model.safetensors and its tokenizer.
 
-    The architecture follows from the model: Mamba-1 -> mamba, Mamba-2 -> mamba2; softmax with RMSNorm and rotary
-    positions -> llama, with LayerNorm and rotary positions -> gpt_neox, with LayerNorm and learned (or no) positions ->
-    gpt2. What the architecture always has and the model has not is written as zeros (biases, positions), and a model
-    without MLPs gets MLPs of one unit that write 0: the logits are the same.
+    The architecture follows from the model: Mamba-1 -> mamba, Mamba-2 -> mamba2; softmax with RMSNorm and
+    rotary positions -> llama, with LayerNorm and rotary positions -> gpt_neox, with LayerNorm and learned (or
+    no) positions -> gpt2. What the architecture always has and the model has not is written as zeros (biases,
+    positions), and a model without MLPs gets MLPs of one unit that write 0: the logits are the same.
 
     Args:
         model: A LanguageModel, bare or wrapped by torch.compile or DistributedDataParallel.
@@ -86,7 +86,8 @@ def architecture_of(config: LanguageModelConfig) -> Architecture:
             return LLAMA
         return GPT_NEOX if config.positions == "rope" else GPT2
     raise ConfigError(
-        f"no Hugging Face architecture here has the mixers {', '.join(kinds)}; accepted: softmax, mamba1 or mamba2 in "
+        f"no Hugging Face architecture here has the mixers {', '.join(kinds)}; accepted: softmax, mamba1 or "
+        f"mamba2 in "
         "every layer"
     )
 

@@ -1,7 +1,8 @@
 """GGUF files: their header as Hugging Face keys, and their tensors, dequantised, under Hugging Face names.
 
-llama.cpp's converter changes some tensors on the way in (llama: rows of q and k in the order for adjacent rotary pairs; GPT-NeoX:
-q, k, v of all heads side by side; Mamba: A instead of its logarithm); here each change is undone, exactly.
+llama.cpp's converter changes some tensors on the way in (llama: rows of q and k in the order for adjacent
+rotary pairs; GPT-NeoX: q, k, v of all heads side by side; Mamba: A instead of its logarithm). Here each
+change is undone; all but the last exactly.
 """
 
 import re
@@ -23,7 +24,7 @@ PLAIN = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16
 
 @dataclass(frozen=True)
 class _Family:
-    """model_type, key -> key of the header, tensor name -> Hugging Face name, and changes to undo by ending of it."""
+    """Header keys and tensor names in Hugging Face's terms, and changes to undo by the ending of a name."""
 
     model_type: str
     keys: dict[str, str]
@@ -141,7 +142,8 @@ def _stored(tensor: Any, name: str, family: _Family, config: dict[str, Any], pat
     kind = tensor.tensor_type.name
     if kind not in PLAIN and not isinstance(getattr(quants, kind, None), type):
         raise ConfigError(
-            f"{path}: tensor {tensor.name!r} is quantised as {kind}, which is not read; accepted: F32, F16, BF16 and the "
+            f"{path}: tensor {tensor.name!r} is quantised as {kind}, which is not read; accepted: F32, F16, "
+            f"BF16 and the "
             "quantisations that the gguf package can undo"
         )
     undo = next((change for ending, change in family.undo.items() if name.endswith(ending)), None)
@@ -151,7 +153,8 @@ def _stored(tensor: Any, name: str, family: _Family, config: dict[str, Any], pat
         return torch.from_numpy(tensor.data.copy())
 
     def load() -> Tensor:
-        # A plain array: views of a memory map are several times slower to slice. F32 and F16 come back as they are.
+        # A plain array: views of a memory map are several times slower to slice. F32 and F16 come back as
+        # they are.
         values = quants.dequantize(np.asarray(tensor.data).view(np.ndarray), tensor.tensor_type)
         whole = torch.from_numpy(values.copy()).float().reshape(stored)
         return whole if undo is None else undo(whole, config)

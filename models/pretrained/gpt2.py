@@ -113,7 +113,8 @@ def _scale_flags(mixers: tuple[SoftmaxAttentionConfig, ...]) -> tuple[bool, bool
             if scales == [base / (layer + 1) if by_layer else base for layer in range(len(scales))]:
                 return weights, by_layer
     raise ConfigError(
-        f"GPT-2 scales attention with 1/sqrt(d_head) or 1, or these over layer + 1; this model has scale = {scales}"
+        f"GPT-2 scales attention with 1/sqrt(d_head) or 1, or these over layer + 1; this model has scale = "
+        f"{scales}"
     )
 
 

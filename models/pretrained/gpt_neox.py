@@ -1,4 +1,4 @@
-"""GPT-NeoX and Pythia: partial rotary positions, LayerNorm with bias, parallel residual stream; q, k, v by head."""
+"""GPT-NeoX and Pythia: partial rotary positions, LayerNorm, parallel residual stream; q, k, v by head."""
 
 from torch import Tensor
 
@@ -17,7 +17,8 @@ def read_config(keys: Keys) -> LanguageModelConfig:
     n_ctx = keys.integer("max_position_embeddings", 2048)
     if d_model % n_heads:
         raise ConfigError(
-            f"{keys.where}: hidden_size = {d_model} does not divide into num_attention_heads = {n_heads} heads"
+            f"{keys.where}: hidden_size = {d_model} does not divide into num_attention_heads = {n_heads} "
+            f"heads"
         )
     bias = keys.flag("attention_bias", True)
     return LanguageModelConfig(

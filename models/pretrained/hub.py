@@ -38,7 +38,8 @@ def from_pretrained(
     Args:
         path_or_name: A Hugging Face folder, a `.gguf` file, or a name on the hub ("EleutherAI/pythia-70m").
         revision: Branch, tag or commit on the hub; for a local folder of revisions the name of one of them.
-        dtype: In which the model computes. float16 and bfloat16 weights are read exactly; the default computes in float32.
+        dtype: In which the model computes. float16 and bfloat16 weights are read exactly; the default
+            computes in float32.
 
     Returns:
         A LanguageModel in evaluation mode; `.tokenizer` is a `tokenizers.Tokenizer` or None, `.source` a
@@ -46,7 +47,8 @@ def from_pretrained(
 
     Raises:
         UnsupportedArchitecture: no reader here for this kind of model.
-        CheckpointError: nothing there, the hub cannot be reached, or files that cannot be read (pickled ones are refused).
+        CheckpointError: nothing there, the hub cannot be reached, or files that cannot be read (pickled ones
+            are refused).
         ConfigError: a configuration that is not accepted.
     """
     from models.pretrained.load import load_opened, open_pretrained
@@ -83,7 +85,7 @@ def local(path_or_name: str | Path, revision: str | None = None) -> Path | None:
 
 
 def is_pretrained(path: str | Path) -> bool:
-    """Whether a path is a `.gguf` file or a folder with a Hugging Face config.json (our own have a "format")."""
+    """Whether a path is a `.gguf` file or a Hugging Face folder (config.json of our own has a "format")."""
     from models.pretrained.keys import read_json
 
     path = Path(path)
@@ -114,10 +116,11 @@ def hub_files(name: str, revision: str | None) -> HubFiles:
 
 
 def download(name: str, revision: str | None, *, folder: Path | None = None) -> str:
-    """Fetch what a reader needs of one revision: to the hub's cache, or into `folder`, which keeps no other copy.
+    """Fetch what a reader needs of one revision: to the hub's cache, or into `folder` alone.
 
     Raises:
-        CheckpointError: no network, no such model or revision, not allowed, or pickled weights only (nothing is fetched).
+        CheckpointError: no network, no such model or revision, not allowed, or pickled weights only (nothing
+            is fetched).
     """
     try:
         names = hub_files(name, revision).names
@@ -199,5 +202,6 @@ def _one_line(name: str, revision: str | None) -> Iterator[None]:
     except Exception as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise CheckpointError(
-            f"{name!r} is no local path, and the hub cannot be reached ({reason}); give a folder or a .gguf file"
+            f"{name!r} is no local path, and the hub cannot be reached ({reason}); give a folder or a .gguf "
+            f"file"
         ) from None

@@ -63,7 +63,7 @@ class Keys:
         return ConfigError(f"{self.where}: {name} is {self.values.get(name)!r}; accepted: {accepted}")
 
     def refuse(self, name: str, *accepted: Any) -> None:
-        """Refuses any value of a key but those given (or its absence): what would change the result unseen."""
+        """Refuses any value of a key but those given: what would change the result unseen."""
         value = self.values.get(name)
         if value is not None and value not in accepted:
             raise self.refused(name, " or ".join(map(str, accepted)) if accepted else "absent")

@@ -69,7 +69,8 @@ def fitted(config: LanguageModelConfig) -> LanguageModelConfig:
     usual_scale(mixers, "Llama")
     if (config.norm, config.positions) != ("rms", "rope"):
         raise ConfigError(
-            f"Llama has norm 'rms' and rotary positions, not norm {config.norm!r} and positions {config.positions!r}"
+            f"Llama has norm 'rms' and rotary positions, not norm {config.norm!r} and positions "
+            f"{config.positions!r}"
         )
     if config.rope.rotary_dim not in (None, mixers[0].d_head):
         raise ConfigError(f"Llama turns whole heads; this model has rotary_dim = {config.rope.rotary_dim}")

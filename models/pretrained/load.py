@@ -27,8 +27,10 @@ class PretrainedSource:
     Attributes:
         path, revision: The folder, file or hub name, and the hub revision.
         format: "safetensors" or "gguf". `architecture`: Hugging Face's model_type.
-        stored_dtype: Dtypes in the file, the one with the most numbers first. `dtype`: in which the model computes.
-        bos: Id of the beginning-of-sequence token. `adds_bos`: whether its own tokenizer prepends it (None: not said).
+        stored_dtype: Dtypes in the file, the one with the most numbers first. `dtype`: in which the model
+            computes.
+        bos: Id of the beginning-of-sequence token. `adds_bos`: whether its own tokenizer prepends it (None:
+            not said).
         special: Ids of special tokens. `tokenizer`: where it was read, or why there is none.
         tied: Whether the unembedding is the embedding.
         norm_folding: Always "none": gains stay in their norms, nothing is centred.
@@ -114,7 +116,8 @@ def load_opened(
     """The LanguageModel of an opened model, in evaluation mode, with its `tokenizer` and its `source`.
 
     Raises:
-        CheckpointError: weights that are missing, left over, of another shape than the configuration says, or NaN.
+        CheckpointError: weights that are missing, left over, of another shape than the configuration says,
+            or NaN.
     """
     from models.language_model import LanguageModel
 
@@ -192,7 +195,7 @@ def _full_names(weights: Weights, architecture: Architecture) -> dict[str, Store
 
 
 def _check_leftover(opened: OpenedModel, entries: list[Entry], where: str) -> None:
-    """Refuses tensors that the configuration has no place for; a stored copy of a tied unembedding is no surprise."""
+    """Refuses tensors that the configuration has no place for, but for a copy of a tied unembedding."""
     known = {name for entry in entries for name in entry.theirs}
     left = [name for name in opened.weights if name not in known]
     if opened.config.tied:

@@ -32,7 +32,8 @@ def read_mamba2(keys: Keys) -> LanguageModelConfig:
     n_heads, d_head = keys.integer("num_heads", 128), keys.integer("head_dim", 64)
     if n_heads * d_head != d_inner:
         raise ConfigError(
-            f"{keys.where}: num_heads * head_dim = {n_heads} * {d_head} is not expand * hidden_size = {d_inner}"
+            f"{keys.where}: num_heads * head_dim = {n_heads} * {d_head} is not expand * hidden_size = "
+            f"{d_inner}"
         )
     mixer = Mamba2Config(
         d_inner=d_inner,
@@ -117,7 +118,8 @@ def _fitted(config: LanguageModelConfig, kind: str, name: str) -> LanguageModelC
         )
     if config.mlp is not None or (config.norm, config.positions) != ("rms", "none"):
         raise ConfigError(
-            f"{name} has no MLP, norm 'rms' and no positions; this model has {'an' if config.mlp else 'no'} MLP, norm "
+            f"{name} has no MLP, norm 'rms' and no positions; this model has {'an' if config.mlp else 'no'} "
+            f"MLP, norm "
             f"{config.norm!r} and positions {config.positions!r}"
         )
     if config.unembed_bias:
@@ -125,7 +127,8 @@ def _fitted(config: LanguageModelConfig, kind: str, name: str) -> LanguageModelC
     config = config.replace(mixers=tuple(mixer.resolved(config.d_model) for mixer in config.mixers))
     if config.mixers[0].d_inner % config.d_model:
         raise ConfigError(
-            f"{name} has d_inner a multiple of d_model; this model has d_inner = {config.mixers[0].d_inner} and "
+            f"{name} has d_inner a multiple of d_model; this model has d_inner = {config.mixers[0].d_inner} "
+            f"and "
             f"d_model = {config.d_model}"
         )
     return config
@@ -143,7 +146,8 @@ def fitted_mamba2(config: LanguageModelConfig) -> LanguageModelConfig:
     mixer = config.mixers[0]
     if not mixer.gated_norm or mixer.norm_eps != config.norm_eps:
         raise ConfigError(
-            f"Mamba-2 has a gated norm with the model's epsilon {config.norm_eps}; this model has gated_norm = "
+            f"Mamba-2 has a gated norm with the model's epsilon {config.norm_eps}; this model has "
+            f"gated_norm = "
             f"{mixer.gated_norm} and norm_eps = {mixer.norm_eps}"
         )
     return config

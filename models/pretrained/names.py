@@ -40,8 +40,8 @@ class Architecture:
         renamed: Other beginnings of names that files have, and those that the tables use.
         ignored: Endings of names that hold no weights (masks, frequencies).
         read_config: Its configuration -> ours. `entries`: Our configuration -> the name table.
-        fitted: Our configuration -> the same model as this architecture has it: biases that it always has (they
-            become zeros), an MLP of width 1 that writes zero. ConfigError names what it cannot express.
+        fitted: Our configuration -> the same model as this architecture has it: biases that it always has
+            (they become zeros), an MLP of width 1 that writes zero. ConfigError names what it cannot express.
         write_config: A fitted configuration -> the keys of config.json that differ by model.
     """
 
@@ -93,7 +93,8 @@ def read_state(entries: list[Entry], weights: Weights, shapes: Mapping[str, Tens
                 raise CheckpointError(f"{where}: tensor {name!r} is missing, which its configuration needs")
             if weights[name].shape != tuple(wanted.shape):
                 raise CheckpointError(
-                    f"{where}: tensor {name!r} has shape {list(weights[name].shape)}; its configuration needs "
+                    f"{where}: tensor {name!r} has shape {list(weights[name].shape)}; its configuration "
+                    f"needs "
                     f"{list(wanted.shape)}"
                 )
     for entry in entries:

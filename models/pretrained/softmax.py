@@ -1,4 +1,4 @@
-"""What the softmax architectures share: which of our options a Hugging Face model can express, and the layout of keys."""
+"""What the softmax architectures share: which of our options they can express, and the layout of keys."""
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ UNUSED = {"window": None, "sink": False, "d_conv": 0, "qk_norm": False}
 def plain_softmax(
     config: LanguageModelConfig, name: str, *, grouped: bool
 ) -> tuple[SoftmaxAttentionConfig, ...]:
-    """The mixers, resolved, where all layers are softmax attention of one shape without options that `name` lacks.
+    """The mixers, resolved, if all are softmax attention of one shape without options that `name` lacks.
 
     Raises:
         ConfigError: another mixer, layers that differ, or an option; names it.
@@ -36,7 +36,8 @@ def plain_softmax(
         ):
             raise ConfigError(
                 f"{name} has as many key heads as query heads, together as wide as the model; this model has "
-                f"{mixer.n_heads}, {mixer.n_kv_heads} and d_head = {mixer.d_head} at d_model = {config.d_model}"
+                f"{mixer.n_heads}, {mixer.n_kv_heads} and d_head = {mixer.d_head} at d_model = "
+                f"{config.d_model}"
             )
     if config.unembed_bias:
         raise ConfigError(f"{name} has no unembedding bias; this model has one")
@@ -53,14 +54,14 @@ def usual_scale(mixers: tuple[SoftmaxAttentionConfig, ...], name: str) -> None:
 
 
 def attention_only_mlp(*, act: str, gated: bool) -> MLPConfig:
-    """The MLP that stands for none: one unit, whose weights are written as zeros, so that it adds exactly 0."""
+    """The MLP that stands for none: one unit whose weights are written as zeros, so that it adds 0."""
     return MLPConfig(d_mlp=1, act=act, gated=gated, bias=False)
 
 
 def half_layout(weight: Tensor, rope: RopeConfig, n_heads: int, n_kv_heads: int, d_head: int) -> Tensor:
-    """Rows of `in_proj` (weight or bias) of a model with adjacent rotary pairs, as a model with half pairs has them.
+    """Rows of `in_proj` (weight or bias) of a model with adjacent rotary pairs, in the order for halves.
 
-    The same permutation of the entries of each query and key head: their products, and so the patterns, stay equal.
+    The same permutation of the entries of each query and key head: the patterns stay equal.
     """
     turned = rope.rotary_dim or d_head
     order = torch.cat((torch.arange(0, turned, 2), torch.arange(1, turned, 2), torch.arange(turned, d_head)))

@@ -7,7 +7,8 @@ from typing import Any
 from models.errors import CheckpointError
 from models.pretrained.keys import read_json
 
-# Ways to split text before merging, by GGUF's name for them; those that are one byte-level split, digits apart or not.
+# Ways to split text before merging, by GGUF's name for them; those that are one byte-level split, digits
+# apart or not.
 SPLIT_DIGITS = {"gpt-2": False, "smollm": True}
 # GGUF's kinds of tokens that are not text: control and unused.
 NOT_TEXT = (3, 5)
@@ -70,7 +71,7 @@ def folder_vocabulary(folder: Path) -> Vocabulary:
 
 
 def gguf_vocabulary(fields: dict[str, Any]) -> Vocabulary:
-    """The tokenizer in a GGUF header: byte-level BPE with a split that is known here; others are left out, and said so."""
+    """The tokenizer in a GGUF header, if it is byte-level BPE with a known split; `origin` says where not."""
     tokens, kinds = fields.get("tokenizer.ggml.tokens"), fields.get("tokenizer.ggml.token_type", [])
     special = {ident for ident, kind in enumerate(kinds) if kind in NOT_TEXT}
     roles = {}

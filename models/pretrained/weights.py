@@ -1,4 +1,4 @@
-"""Named tensors on disk, opened without reading them: shape and dtype at once, values on demand, one at a time."""
+"""Named tensors on disk: shape and dtype at once, values on demand, one tensor at a time."""
 
 import hashlib
 import json
@@ -41,8 +41,8 @@ def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
     """Every tensor of a folder's `model.safetensors`, or of all shards that its index names.
 
     Raises:
-        CheckpointError: no weights; only pickled ones, which are never loaded; a shard that is missing, unreadable or
-            lacks a tensor that the index places in it; a dtype that cannot be a weight.
+        CheckpointError: no weights; only pickled ones, which are never loaded; a shard that is missing,
+            unreadable or lacks a tensor that the index places in it; a dtype that cannot be a weight.
     """
     found: dict[str, StoredTensor] = {}
     placed = _shards(folder)
@@ -61,7 +61,7 @@ def open_safetensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def sha256(weights: Weights) -> str:
-    """Hash of names, dtypes, shapes and values as stored: equal for equal weights, however they are sharded."""
+    """Hash of names, dtypes, shapes and values as stored: the same however the weights are sharded."""
     digest = hashlib.sha256()
     for name in sorted(weights):
         tensor = weights[name]
@@ -86,7 +86,8 @@ def pickled_files(names: Iterable[str]) -> list[str]:
 def pickled_only(where: str, names: Iterable[str]) -> CheckpointError:
     """The error for a place that has weights in pickled form only."""
     return CheckpointError(
-        f"{where}: the weights are pickled ({', '.join(pickled_files(names)[:3])}), which is refused because unpickling "
+        f"{where}: the weights are pickled ({', '.join(pickled_files(names)[:3])}), which is refused "
+        f"because unpickling "
         "can run code from the file; save them as safetensors"
     )
 

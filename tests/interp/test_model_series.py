@@ -1,4 +1,4 @@
-"""Series of checkpoints of other projects: streamed, equal weights and missing steps named, resumable, shared out."""
+"""Series of other projects: streamed, equal weights and missing steps named, resumable, shared out."""
 
 import json
 import os
@@ -65,7 +65,11 @@ def test_equal_weights_are_loaded_once_and_named(series, opened):
     assert report.checkpoints[2].heads == report.checkpoints[1].heads != report.checkpoints[3].heads
     assert "step 2 has the same weights as step 1" in report.notes
     assert report.model["reader"] == "own" and report.model["architecture"] == "gpt_neox"
-    assert (report.model["dtype"], report.model["norm_folding"], report.model["tied"]) == ("float32", "none", False)
+    assert (report.model["dtype"], report.model["norm_folding"], report.model["tied"]) == (
+        "float32",
+        "none",
+        False,
+    )
 
 
 def test_missing_and_unreadable_steps_are_named(series):
@@ -86,7 +90,9 @@ def test_missing_and_unreadable_steps_are_named(series):
 def test_nothing_readable_is_an_error(series):
     for folder in series.iterdir():
         (folder / "model.safetensors").write_bytes(b"damaged")
-    with pytest.raises(CheckpointError, match="no checkpoint can be read; step 0: .*not a readable safetensors") as error:
+    with pytest.raises(
+        CheckpointError, match="no checkpoint can be read; step 0: .*not a readable safetensors"
+    ) as error:
         detect(series, **QUICK)
     assert "\n" not in str(error.value)
 
@@ -172,8 +178,15 @@ def test_other_architectures_go_through_the_bridge_and_it_is_said(tmp_path):
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     config = Qwen2Config(
-        vocab_size=61, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=1,
-        intermediate_size=20, max_position_embeddings=48, bos_token_id=0, eos_token_id=0,
+        vocab_size=61,
+        hidden_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        intermediate_size=20,
+        max_position_embeddings=48,
+        bos_token_id=0,
+        eos_token_id=0,
     )
     Qwen2ForCausalLM(config).save_pretrained(tmp_path)
     report = detect(tmp_path, **QUICK)

@@ -1,4 +1,4 @@
-"""Foreign models in our own mixers: logits, attention maps, caches and hooks, against Hugging Face's eager models."""
+"""Foreign models in our own mixers: logits, maps, caches and hooks, against Hugging Face's eager models."""
 
 from pathlib import Path
 
@@ -78,7 +78,7 @@ def test_logits_and_maps_equal(name, loaded):
 
 @torch.no_grad()
 def test_a_setting_that_is_ignored_would_show(loaded, tmp_path):
-    """The control of the test above: each variant's model differs from its family's default by far more than the bound."""
+    """The control: each variant differs from its family's default by far more than the bound."""
     tokens = _tokens()
     for name in hf_models.VARIANTS:
         # Dynamic scaling leaves sequences within the context as they are.

@@ -1,4 +1,4 @@
-"""GGUF files written here, read into our mixers: equal to the folder they come from, and to transformers' own reading."""
+"""GGUF files written here, read into our mixers: equal to the models that they were written from."""
 
 from pathlib import Path
 

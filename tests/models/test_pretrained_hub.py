@@ -1,4 +1,4 @@
-"""Models and series on the hub, through huggingface_hub's own client, against a server on the loopback address."""
+"""Models and series on the hub, through huggingface_hub's client, against a server on this machine."""
 
 import shutil
 import tempfile
@@ -62,7 +62,10 @@ def test_a_series_is_streamed_and_equal_weights_are_fetched_once(hub, tmp_path):
     report = detect(NAME, steps="0,1,2,3,4", **options)
     assert [c.step for c in report.checkpoints] == [0, 1, 4]
     assert [c.same_weights_as_step for c in report.checkpoints] == [None, 0, None]
-    assert [file for file in hub if file.endswith(".safetensors")] == ["step0/model.safetensors", "step4/model.safetensors"]
+    assert [file for file in hub if file.endswith(".safetensors")] == [
+        "step0/model.safetensors",
+        "step4/model.safetensors",
+    ]
     assert report.missing_steps == (3,)
     assert any("step 2: " in note and "pickled (pytorch_model.bin)" in note for note in report.notes)
     # Nothing of it stays on the disk.
@@ -93,5 +96,7 @@ def test_a_local_folder_of_revisions(revisions, tmp_path):
     folder = tmp_path / "revisions"
     shutil.copytree(revisions, folder)
     assert from_pretrained(folder, revision="step1").source.revision == "step1"
-    with pytest.raises(CheckpointError, match="has no revision 'step7': a local folder of revisions has one folder for each"):
+    with pytest.raises(
+        CheckpointError, match="has no revision 'step7': a local folder of revisions has one folder for each"
+    ):
         from_pretrained(folder, revision="step7")
