@@ -274,7 +274,8 @@ def _inputs(model: LanguageModel, tokens: Tensor) -> list[tuple[Tensor, Tensor |
 
 
 @contextmanager
-def _listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
+def listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
+    """A forward hook that is gone afterwards; works without transformer_lens."""
     handle = module.register_forward_hook(hook)
     try:
         yield
@@ -285,7 +286,7 @@ def _listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
 def _z(mixer: torch.nn.Module, x: Tensor) -> Tensor:
     """`hook_z` of a mixer for an input."""
     kept: list[Tensor] = []
-    with _listening(mixer.hook_z, lambda _, args, out: kept.append(out)):
+    with listening(mixer.hook_z, lambda _, args, out: kept.append(out)):
         mixer(x)
     return kept[0]
 
@@ -374,7 +375,7 @@ class _Above:
     def _losses(self, group: list[Tensor]) -> Tensor:
         z = torch.cat(group)
         mixer = self.model.blocks[self.layer].attn
-        with _listening(mixer.hook_z, lambda _, args, out: z):
+        with listening(mixer.hook_z, lambda _, args, out: z):
             return self._run(len(group))
 
     def _run(self, copies: int) -> Tensor:

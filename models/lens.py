@@ -25,6 +25,7 @@ else:
             super().__init__()
             self.name: str | None = None
             self.pos_dim: int | None = None
+            self.ctx: dict = {}
 
         def forward(self, x: Tensor) -> Tensor:
             return x
