@@ -81,7 +81,10 @@ class MixerConfig(PlainConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxAttentionConfig(MixerConfig):
-    """Causal softmax attention; options: grouped keys and values, a window, a learnable sink logit."""
+    """Causal softmax attention; options: grouped keys and values, a window, a learnable sink logit.
+
+    `smeared_keys` mixes each key with the one before it, by a learnable share per key head.
+    """
 
     kind: Literal["softmax"] = "softmax"
     n_heads: int
@@ -94,6 +97,7 @@ class SoftmaxAttentionConfig(MixerConfig):
     d_conv: int = 0
     qk_norm: bool = False
     scale: float | None = None
+    smeared_keys: bool = False
 
     def _check(self) -> None:
         self._require(self.n_heads > 0, "n_heads", "a positive number")
@@ -281,6 +285,10 @@ class LanguageModelConfig(PlainConfig):
         )
         self._require(
             not self.norm_bias or self.norm == "layer", "norm_bias", f"False with norm {self.norm!r}"
+        )
+        # It is the norm that brings the residual stream back to the dtype of the weights.
+        self._require(
+            not self.residual_in_fp32 or self.norm != "none", "residual_in_fp32", "False without norm"
         )
         self._require(
             not self.parallel_residual or self.mlp is not None, "parallel_residual", "False without an MLP"

@@ -46,6 +46,7 @@ def test_configs_are_frozen_and_keyword_only():
         ({"positions": "none"}, "rope"),
         ({"norm_bias": True}, "norm_bias is True"),
         ({"parallel_residual": True}, "without an MLP"),
+        ({"residual_in_fp32": True, "norm": "none"}, "False without norm"),
         ({"bos": 13}, "bos is 13; accepted: None or 0..12"),
         ({"mixers": [{"kind": "mamba3"}] * 2}, "'mamba3'; accepted: softmax, linear, mamba1, mamba2"),
         ({"mixers": [{"kind": "softmax", "n_heads": 3}] * 2}, "16 does not divide into 3"),
