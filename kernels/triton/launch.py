@@ -14,16 +14,50 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
 
 
+# Compiled kernels and their constant arguments, by what a kernel is specialised on.
+_compiled: dict[tuple, tuple[Any, tuple]] = {}
+
+
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """Start one kernel on the device of its first tensor. A grid with an empty axis starts nothing."""
+    """Start one kernel on the device of its first tensor. A grid with an empty axis starts nothing.
+
+    Args:
+        kernel: A jitted function with its constants last.
+        args: Its tensors and numbers, in order.
+        meta: Its constants and the compiler's options, by name.
+    """
     if 0 in grid:
         return
     device = args[0].device
     if device.type == "cuda" and device.index != torch.cuda.current_device():
         with torch.cuda.device(device):
-            kernel[grid](*args, **meta)
+            _start(kernel, grid, args, meta, device.index)
     else:
+        _start(kernel, grid, args, meta, device.index)
+
+
+def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int | None) -> None:
+    """Start a kernel seen before without Triton's own look-up, which costs more than the kernel at small sizes."""
+    if device is None:
         kernel[grid](*args, **meta)
+        return
+    aligned = 0
+    parts = [id(kernel), device]
+    for x in args:
+        if isinstance(x, Tensor):
+            parts.append(x.dtype)
+            aligned = aligned << 1 | (x.data_ptr() & 15 == 0)
+        else:
+            parts.append(float if type(x) is float else x)
+    key = (*parts, aligned, *meta.items())
+    found = _compiled.get(key)
+    if found is not None:
+        found[0][(*grid, 1, 1)[:3]](*args, *found[1])
+        return
+    compiled = kernel[grid](*args, **meta)
+    if len(_compiled) > 4096:
+        _compiled.clear()
+    _compiled[key] = compiled, tuple(meta[name] for name in kernel.arg_names[len(args) :])
 
 
 @functools.cache

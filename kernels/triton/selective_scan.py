@@ -20,8 +20,8 @@ from kernels.triton.selective_scan_forward import (
 )
 
 OPERATOR = "selective_scan"
-# Steps between two kept states; the backward holds that many states in registers.
-STEPS = 8
+# Steps between two kept states (in the dtype of u); the backward holds that many states in registers.
+STEPS = 4
 
 
 def selective_scan(
@@ -59,10 +59,11 @@ def _processors(device: torch.device) -> int:
 
 
 def _block(d_state: int) -> dict[str, int]:
-    """Channels of a program: 16 states a thread."""
+    """Channels and warps of a program: 8 or 16 states a thread."""
     block_n = power_of_two(d_state, 4)
-    warps = max(1, min(8, block_n // 32))
-    return {"BLOCK_C": max(512 * warps // block_n, 16 if block_n > 32 else 4), "BLOCK_N": block_n, "num_warps": warps}
+    block_c = {4: 64, 8: 64, 16: 32, 32: 16, 64: 16, 128: 16, 256: 8}[block_n]
+    warps = 1 if block_n <= 32 else min(8, block_c * block_n // 256)
+    return {"BLOCK_C": block_c, "BLOCK_N": block_n, "num_warps": warps}
 
 
 def _plan(u: Tensor, d_state: int) -> tuple[int, int, int]:
@@ -71,9 +72,9 @@ def _plan(u: Tensor, d_state: int) -> tuple[int, int, int]:
     block = _block(d_state)
     blocks = -(-channels // block["BLOCK_C"])
     wanted = max(1, 16 * _processors(u.device) // max(1, batch * blocks * block["num_warps"]))
-    if wanted < 2 or seq < 8 * STEPS:
+    if wanted < 2 or seq < 64:
         return blocks, 1, max(1, -(-seq // STEPS)) * STEPS
-    segment = max(4 * STEPS, -(-seq // (wanted * STEPS)) * STEPS)
+    segment = max(32, -(-seq // (wanted * STEPS)) * STEPS)
     return blocks, -(-seq // segment), segment
 
 
@@ -102,7 +103,7 @@ def _forward(
         _carry(entries, total, rate, first, last, False)
         first = entries
     n_kept = -(-seq // STEPS)
-    kept = torch.empty(batch, n_kept if keep else 0, channels, d_state, **options)
+    kept = torch.empty(batch, n_kept if keep else 0, channels, d_state, dtype=u.dtype, device=u.device)
     y = torch.empty(batch, seq, channels, dtype=u.dtype, device=u.device)
     launch(
         _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, rate, b, c, d, z, first, y, kept, last, *u.stride()[:2],
@@ -170,7 +171,7 @@ def _fake(
     batch, seq, channels = u.shape
     n_segment = _plan(u, a_log.shape[1])[1]
     new = functools.partial(u.new_empty, dtype=torch.float32)
-    kept = new((batch, -(-seq // STEPS) if keep else 0, channels, a_log.shape[1]))
+    kept = u.new_empty(batch, -(-seq // STEPS) if keep else 0, channels, a_log.shape[1])
     total = new((batch, n_segment, channels)) if n_segment > 1 else new((0,))
     return u.new_empty(u.shape), new((batch, channels, a_log.shape[1])), kept, total
 

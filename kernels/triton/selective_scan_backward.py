@@ -107,6 +107,7 @@ def _scan_bwd_kernel(
             z_base = z_ptr + batch * stride_z_b + start * stride_z_t + offs_c
         out_base = (batch * seq + start) * n_channel + offs_c
         b_h = tl.load(kept_ptr + (batch * n_kept + start // STEPS) * size + state, mask=mask, other=0.0)
+        b_h = b_h.to(tl.float32)
         states = (b_h,)
         for step in tl.static_range(STEPS):
             inside = start + step < stop
@@ -115,8 +116,7 @@ def _scan_bwd_kernel(
             b_b = tl.load(b_base + step * stride_b_t, mask=mask_n & inside, other=0.0).to(tl.float32)
             b_h = tl.exp2(b_dt[:, None] * b_rate) * b_h + (b_dt * b_u)[:, None] * b_b
             states = states + (b_h,)
-        for back in tl.static_range(STEPS):
-            step: tl.constexpr = STEPS - 1 - back
+        for step in tl.static_range(STEPS - 1, -1, -1):
             inside = start + step < stop
             mask_t = mask_c & inside
             b_u = tl.load(u_base + step * stride_u_t, mask=mask_t, other=0.0).to(tl.float32)

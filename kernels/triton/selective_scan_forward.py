@@ -101,7 +101,7 @@ def _scan_fwd_output_kernel(
     for block in tl.range(tl.cdiv(stop - first, STEPS)):
         start = first + block * STEPS
         if KEEP:
-            tl.store(kept_ptr + (batch * n_kept + start // STEPS) * size + state, b_h, mask=mask)
+            tl.store(kept_ptr + (batch * n_kept + start // STEPS) * size + state, b_h.to(kept_ptr.dtype.element_ty), mask=mask)
         u_base = u_ptr + batch * stride_u_b + start * stride_u_t
         dt_base = dt_ptr + batch * stride_dt_b + start * stride_dt_t
         b_base = b_ptr + batch * stride_b_b + start * stride_b_t
