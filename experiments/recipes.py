@@ -93,22 +93,20 @@ def toy(
 
 
 def stdlib(
-    description: str, *mixers: MixerConfig, steps: int, positions: str = "none", **sizes
+    description: str,
+    *mixers: MixerConfig,
+    steps: int,
+    positions: str = "none",
+    windows: tuple[tuple[int, int, int], ...] | None = None,
 ) -> ExperimentConfig:
-    """The running Python's standard library for two CPU cores: BPE of 1,024 entries, context 128, batch 8.
-
-    Changes of size: `d_model`, `d_vocab`, `seq`, `batch`, `lr`.
-    """
-    s = {"d_model": 128, "d_vocab": 1024, "seq": 128, "batch": 8, "lr": 3e-3, **sizes}
+    """The running Python's standard library for two CPU cores: BPE of 1,024 entries, context 128, batch 8."""
     return ExperimentConfig(
         description=description,
-        model=attention_only(
-            mixers, d_model=s["d_model"], d_vocab=s["d_vocab"], n_ctx=256, positions=positions
-        ),
-        data=TextConfig(seq=s["seq"], d_vocab=s["d_vocab"], max_bytes=16_000_000),
-        training=TrainingConfig(steps=steps, batch=s["batch"], log_every=20),
-        optimiser=OptimiserConfig(lr=s["lr"], weight_decay=0.1, warmup_steps=100),
-        checkpoints=CheckpointConfig(log_spaced=10, windows=((steps // 16, steps, steps // 16),)),
+        model=attention_only(mixers, d_model=128, d_vocab=1024, n_ctx=256, positions=positions),
+        data=TextConfig(seq=128, d_vocab=1024, max_bytes=16_000_000),
+        training=TrainingConfig(steps=steps, batch=8, log_every=20),
+        optimiser=OptimiserConfig(lr=3e-3, weight_decay=0.1, warmup_steps=100),
+        checkpoints=CheckpointConfig(log_spaced=10, windows=windows or ((steps // 16, steps, steps // 16),)),
         evaluation=EvalConfig(n_windows=128, batch=32),
     )
 

@@ -1,0 +1,9 @@
+from experiments.data.config import RecallConfig
+from experiments.recipes import MAMBA2_SLOW, toy
+
+CONFIG = toy(
+    "Multi-query associative recall, one Mamba-2 layer",
+    RecallConfig(seq=64, d_vocab=64),
+    MAMBA2_SLOW,
+    steps=800,
+)
