@@ -25,6 +25,10 @@ MIXER_CONFIGS: dict[str, tuple[MixerConfig, RopeConfig | None]] = {
         SoftmaxAttentionConfig(n_heads=2, n_kv_heads=1, sink=True, d_conv=3, qk_norm=True, out_bias=True),
         RopeConfig(layout="adjacent"),
     ),
+    "softmax_smeared": (
+        SoftmaxAttentionConfig(n_heads=4, n_kv_heads=2, d_head=6, window=6, smeared_keys=True),
+        RopeConfig(),
+    ),
     "linear": (LinearAttentionConfig(n_heads=3, qkv_bias=True), None),
     "linear_conv": (LinearAttentionConfig(n_heads=2, d_conv=4, out_bias=True), None),
     "linear_raw": (LinearAttentionConfig(n_heads=2, feature_map="identity", normalise=False, d_conv=2), None),

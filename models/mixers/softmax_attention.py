@@ -23,17 +23,25 @@ QK_NORM_EPS = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxState:
-    """Rotated keys and values of the `kv.length` positions seen, and the convolution's last inputs."""
+    """Rotated keys and values of the `kv.length` positions seen, and the convolution's last inputs.
+
+    `smear` is the last key before smearing, where keys are smeared.
+    """
 
     kv: KVState
     conv: Float[Tensor, "batch width_1 channel"] | None = None
+    smear: Float[Tensor, "batch kv_head d_head"] | None = None
 
 
 class SoftmaxAttention(Attention):
     """Causal softmax attention.
 
     Order: projection, short convolution (if d_conv), RMS norm per head of queries and keys (if qk_norm),
-    `hook_q|k|v`, rotation (if rope), `hook_rot_q|k`, attention.
+    `hook_k_own` and smearing (if smeared_keys), `hook_q|k|v`, rotation (if rope), `hook_rot_q|k`, attention.
+
+    Smeared keys: k_j <- sigmoid(smear) k_j + (1 - sigmoid(smear)) k_{j-1}, one learnable number per key head, nothing
+    before the sequence (Olsson et al. 2022, arXiv:2209.11895: with them one layer learns induction). Keys are smeared
+    before they are rotated.
     """
 
     kind = "softmax"
@@ -65,6 +73,9 @@ class SoftmaxAttention(Attention):
             self.q_norm = nn.Parameter(torch.ones(self.d_head))
             self.k_norm = nn.Parameter(torch.ones(self.d_head))
         self._add_hooks({"hook_attn_scores": PARALLEL_ONLY, "hook_pattern": PARALLEL_ONLY})
+        self.smear = nn.Parameter(torch.zeros(self.n_kv_heads)) if config.smeared_keys else None
+        if config.smeared_keys:
+            self._add_hooks({"hook_k_own": ALL_FORMS})
         if rope is not None:
             self._add_hooks({"hook_rot_q": ALL_FORMS, "hook_rot_k": ALL_FORMS})
 
@@ -76,6 +87,10 @@ class SoftmaxAttention(Attention):
             state = self.init_state(x.shape[0], device=x.device, dtype=x.dtype)
         q, k, v, conv = self._project(x, form, None if state is None else state.conv)
         q, k = self._normed(q, k)
+        smear = None
+        if self.smear is not None:
+            k = self.hook_k_own(k)
+            k, smear = self._smeared(k, None if state is None else state.smear)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         if self.rope is not None:
             offset = 0 if state is None else state.kv.length
@@ -87,7 +102,7 @@ class SoftmaxAttention(Attention):
             attend = self._parallel if form is Form.PARALLEL else self._chunked
             z = attend(q, kv.k, kv.v)
             kv = self._trimmed(kv)
-        return self._output(z), SoftmaxState(kv=kv, conv=conv)
+        return self._output(z), SoftmaxState(kv=kv, conv=conv, smear=smear)
 
     def _options(self) -> dict:
         return {"scale": self.scale, "window": self.config.window, "sink": self.sink}
@@ -97,6 +112,14 @@ class SoftmaxAttention(Attention):
             return q, k
         shape = (self.d_head,)
         return F.rms_norm(q, shape, self.q_norm, QK_NORM_EPS), F.rms_norm(k, shape, self.k_norm, QK_NORM_EPS)
+
+    def _smeared(
+        self, k: Float[Tensor, "batch seq kv_head d_head"], before: Float[Tensor, "batch kv_head d_head"] | None
+    ) -> tuple[Float[Tensor, "batch seq kv_head d_head"], Float[Tensor, "batch kv_head d_head"]]:
+        """Each key mixed with the one before it, and the last key as it was."""
+        first = torch.zeros_like(k[:, :1]) if before is None else before[:, None]
+        own = torch.sigmoid(self.smear)[:, None].to(k.dtype)
+        return own * k + (1 - own) * torch.cat((first, k[:, :-1]), 1), k[:, -1]
 
     def _parallel(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if has_hooks(self.hook_attn_scores):
@@ -158,6 +181,8 @@ class SoftmaxAttention(Attention):
         """Queries and keys as they are multiplied, and values; without hooks."""
         q, k, v = self._unhooked(x)
         q, k = self._normed(q, k)
+        if self.smear is not None:
+            k, _ = self._smeared(k, None)
         if self.rope is not None:
             q, k = self.rope(q), self.rope(k)
         return q, k, v
@@ -179,18 +204,22 @@ class SoftmaxAttention(Attention):
         """An empty key/value cache."""
         own = self._own(device, dtype)
         kv = kernel.empty_state(batch, self.n_kv_heads, self.d_head, self.d_head, **own)
-        return SoftmaxState(kv=kv, conv=self._conv_state(batch, own))
+        smear = None if self.smear is None else torch.zeros(batch, self.n_kv_heads, self.d_head, **own)
+        return SoftmaxState(kv=kv, conv=self._conv_state(batch, own), smear=smear)
 
     def state_size(self) -> int:
         """Numbers in the cache of one sequence of n_ctx positions (with a window, window - 1 of them)."""
         window = self.config.window
         kept = self.n_ctx if window is None else min(self.n_ctx, window - 1)
-        return 2 * kept * self.n_kv_heads * self.d_head + self._conv_state_size()
+        smeared = 0 if self.smear is None else self.n_kv_heads * self.d_head
+        return 2 * kept * self.n_kv_heads * self.d_head + self._conv_state_size() + smeared
 
     @torch.no_grad()
     def reset_parameters(self, *, std: float, out_std: float, generator: torch.Generator | None) -> None:
-        """As in `Attention`; the sink's logits start at 0, norm gains at 1."""
+        """As in `Attention`; the sink's and the smear's logits start at 0, norm gains at 1."""
         super().reset_parameters(std=std, out_std=out_std, generator=generator)
+        if self.smear is not None:
+            self.smear.zero_()
         if self.sink is not None:
             self.sink.zero_()
         if self.config.qk_norm:

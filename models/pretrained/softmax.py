@@ -7,7 +7,7 @@ from models.config import LanguageModelConfig, MLPConfig, RopeConfig, SoftmaxAtt
 from models.errors import ConfigError
 
 # Options of our mixers that no architecture written here has, and the value that means "not used".
-UNUSED = {"window": None, "sink": False, "d_conv": 0, "qk_norm": False}
+UNUSED = {"window": None, "sink": False, "d_conv": 0, "qk_norm": False, "smeared_keys": False}
 
 
 def plain_softmax(
