@@ -17,13 +17,13 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.list:
-        return _print_runs()
-    if options.run is None or options.out is None:
+    if not options.list and (options.run is None or options.out is None):
         parser.error("RUN and --out DIR are needed (or --list)")
     from models.errors import ConfigError
 
     try:
+        if options.list:
+            return _print_runs()
         name, config = _configured(options)
     except ConfigError as error:
         print(f"train-lm: {error}", file=sys.stderr)

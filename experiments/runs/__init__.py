@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import json
 from pathlib import Path
+from types import ModuleType
 
 from experiments.config import ExperimentConfig
 from models.errors import ConfigError, closest
@@ -23,11 +24,12 @@ def load_run(name: str) -> ExperimentConfig:
     """The configuration of a named run.
 
     Raises:
-        ConfigError: no run has this name (with the closest matches).
+        ConfigError: no run has this name (with the closest matches), or its file holds no CONFIG.
     """
     if name not in run_names():
         raise ConfigError(f"no run named {name!r}{closest(name, run_names())} (train-lm --list shows all)")
-    return importlib.import_module(f"experiments.runs.{name.replace('-', '_')}").CONFIG
+    module = importlib.import_module(f"experiments.runs.{name.replace('-', '_')}")
+    return _config_of(module, f"the run {name!r}")
 
 
 def find_run(run: str) -> tuple[str, ExperimentConfig]:
@@ -55,9 +57,13 @@ def _from_python(path: Path) -> ExperimentConfig:
         raise
     except Exception as error:
         raise ConfigError(f"{path} does not run: {type(error).__name__}: {error}") from error
+    return _config_of(module, str(path))
+
+
+def _config_of(module: ModuleType, where: str) -> ExperimentConfig:
     config = getattr(module, "CONFIG", None)
     if not isinstance(config, ExperimentConfig):
-        raise ConfigError(f"{path} holds no CONFIG that is an ExperimentConfig")
+        raise ConfigError(f"{where} holds no CONFIG that is an ExperimentConfig")
     return config
 
 
