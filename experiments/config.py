@@ -119,6 +119,25 @@ class EvalConfig(PlainConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ClampConfig(PlainConfig):
+    """A part of the induction circuit held at its ideal during training; see `experiments.clamping`.
+
+    `layer` None is the part's usual layer, `heads` None all of the layer's. `offset`: of the match in the mixer's own A
+    ("match", "copy"), or the lag of the convolution's tap ("carry"). `gain` is "copy"'s, in nats.
+    """
+
+    part: Literal["carry", "match", "copy"]
+    layer: int | None = None
+    heads: tuple[int, ...] | None = None
+    offset: int = 1
+    gain: float = 8.0
+
+    def _check(self) -> None:
+        self._require(self.offset >= 1, "offset", "a positive number")
+        self._require(self.gain > 0, "gain", "a positive number")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ExperimentConfig(PlainConfig):
     """One training run, whole: equal configurations give equal weights on one CPU machine."""
 
@@ -130,8 +149,11 @@ class ExperimentConfig(PlainConfig):
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     evaluation: EvalConfig = field(default_factory=EvalConfig)
     seeds: Seeds = field(default_factory=Seeds)
+    clamp: ClampConfig | None = None
 
     def _check(self) -> None:
+        if self.clamp is not None and (self.training.compile or self.training.cuda_graph):
+            raise ConfigError("clamp is given; accepted with training.compile and training.cuda_graph false only")
         if self.data.seq > self.model.n_ctx and self.model.positions == "learned":
             raise ConfigError(
                 f"data.seq is {self.data.seq}, but learned positions end at model.n_ctx = {self.model.n_ctx}"
@@ -169,7 +191,11 @@ def with_settings(config: ExperimentConfig, settings: list[str]) -> ExperimentCo
         key, equals, text = setting.partition("=")
         if not equals:
             raise ConfigError(f"--set {setting!r} has no '='; accepted: key=value")
-        _assign(values, key.strip(), _value(text))
+        value = _value(text)
+        # `--set clamp=match` names the part alone.
+        if key.strip() == "clamp" and isinstance(value, str):
+            value = {"part": value}
+        _assign(values, key.strip(), value)
     return ExperimentConfig.from_dict(values)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from experiments.clamping import clamped
 from experiments.config import ExperimentConfig
 from experiments.objective import autocast, token_losses
 from experiments.optimiser import clip_gradients
 from experiments.placement import Placement
+from models.errors import ConfigError
 
 # (tokens, weights) of this process's rows -> (its part of the loss in nats, the gradient's norm).
 Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -18,7 +20,7 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def make_step(
     model: nn.Module, optimiser: torch.optim.Optimizer, config: ExperimentConfig, placement: Placement
 ) -> Step:
-    """The update that `config.training` asks for. Weights sum to 1 over the global batch."""
+    """The update that `config.training` and `config.clamp` ask for. Weights sum to 1 over the global batch."""
     training, clip = config.training, config.optimiser.clip
     start, stop = placement.part(training.batch)
     if training.cuda_graph:
@@ -42,6 +44,10 @@ def _eager_step(
     training, clip, device = config.training, config.optimiser.clip, placement.device
     parallel = placement.parallel(model)
     forward = torch.compile(parallel) if training.compile else parallel
+    if config.clamp is not None:
+        if placement.n_processes > 1:
+            raise ConfigError(f"clamp is given to {placement.n_processes} processes; accepted: one")
+        forward = clamped(model, config.clamp)
 
     def backward(tokens: Tensor, weights: Tensor) -> Tensor:
         with autocast(device, training.precision):

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from experiments.clamping import clamped
 from experiments.config import ExperimentConfig
 from experiments.data import synthetic_task
 from experiments.data.batch import Batch
@@ -210,7 +211,7 @@ class _Run:
     def _evaluate(self) -> dict[str, float]:
         self.model.eval()
         values = evaluate(
-            self.model,
+            clamped(self.model, self.config.clamp),
             self.held_out,
             device=self.placement.device,
             precision=self.config.training.precision,
