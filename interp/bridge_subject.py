@@ -67,6 +67,10 @@ class BridgeSubject(Subject):
                         "every layer can be read through TransformerBridge"
                     )
 
+    @property
+    def n_weights(self) -> int:
+        return sum(parameter.numel() for parameter in self.bridge.original_model.parameters())
+
     @torch.no_grad()
     def logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_vocab"]:
         return self.bridge(tokens, return_type="logits")

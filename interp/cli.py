@@ -64,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "path",
         metavar="PATH",
-        help="a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model folder, a "
+        help="a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face model "
+        "folder, a "
         "folder of its revisions, a .gguf file, or OWNER/NAME[@REVISION] on the hub (with --steps: its "
         "series of revisions)",
     )

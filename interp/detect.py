@@ -20,13 +20,13 @@ from interp.finished import FinishedFolder
 from interp.head_scores import HeadScores
 from interp.induction_test import N_SEQUENCES, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
-from interp.plan import Plan, corpus_windows, make_plan
+from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
 from interp.records import SCORES, AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LanguageModelSubject, LayerView, Subject
 
 # Most window tokens read at every checkpoint, by size of the model.
-_WINDOW_TOKENS, _WINDOW_TOKENS_LARGE, _LARGE_WEIGHTS = 1 << 14, 1 << 12, 20_000_000
+_WINDOW_TOKENS, _WINDOW_TOKENS_LARGE = 1 << 14, 1 << 12
 
 
 def detect(
@@ -156,8 +156,8 @@ def _with_causal_choice(subject: Subject, plan: Plan, wanted: frozenset[str], *,
         return plan
     if not isinstance(subject, LanguageModelSubject):
         why = "the model is not read in our own mixers"
-    elif not asked and sum(p.numel() for p in subject.model.parameters()) > _LARGE_WEIGHTS:
-        why = f"off by default above {_LARGE_WEIGHTS:,} weights; --scores ...,causal makes it"
+    elif not asked and subject.n_weights > LARGE_WEIGHTS:
+        why = f"off by default above {LARGE_WEIGHTS:,} weights; --scores ...,causal makes it"
     else:
         return dataclasses.replace(plan, causal=True)
     note = f"causal test not made ({why}): is_induction rests on prefix matching and copying"
@@ -205,7 +205,7 @@ def _windows(
 ) -> tuple[Tensor | None, str | None]:
     if "in_context_learning" not in wanted:
         return source.windows, source.windows_from
-    large = subject.W_E.numel() * 2 > _LARGE_WEIGHTS
+    large = subject.n_weights > LARGE_WEIGHTS
     budget = _WINDOW_TOKENS_LARGE if large else _WINDOW_TOKENS
     if source.windows is not None and text is None:
         windows = source.windows[:, : subject.n_ctx]
@@ -321,7 +321,9 @@ def _map(head: HeadScore, step: int, words: tuple[str, ...], weights: Tensor) ->
 def _notes(wanted: frozenset[str], done: list[CheckpointScores], bos: int | None) -> list[str]:
     notes = []
     if "copying" not in wanted:
-        notes.append("copying is not measured: without the causal test is_induction rests on prefix matching alone")
+        notes.append(
+            "copying is not measured: without the causal test is_induction rests on prefix matching alone"
+        )
     if bos is not None and "copying" in wanted:
         notes.append("copying: 4r-1 without BOS among the sources; copying_with_bos has it with BOS")
     same = [(c.step, c.same_weights_as_step) for c in done if c.same_weights_as_step is not None]

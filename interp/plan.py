@@ -18,6 +18,8 @@ from interp.subject import Subject
 PERIOD, REPEATS = 25, 4
 LOSS_PERIOD, LOSS_REPEATS = 50, 2
 N_SEQUENCES, N_LOSS_SEQUENCES = 16, 32
+# Models above this many weights read fewer loss sequences and fewer windows by default.
+LARGE_WEIGHTS = 20_000_000
 MIN_PERIOD = 4
 # Below this many ids a vocabulary is a toy task's: all its ids are drawn from.
 _TOY_VOCABULARY = 200
@@ -92,7 +94,7 @@ def make_plan(
         loss_shape = shape
     options = {"ids": ids, "bos": subject.bos}
     count = n_sequences or N_SEQUENCES
-    loss_count = n_sequences or N_LOSS_SEQUENCES
+    loss_count = n_sequences or (N_SEQUENCES if subject.n_weights > LARGE_WEIGHTS else N_LOSS_SEQUENCES)
     late_early = _positions(windows, notes)
     return Plan(
         probe=repeated_tokens(count, *shape, seed=seed, **options).to(subject.device),

@@ -31,7 +31,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 class Checkpoint:
     """A checkpoint that is not loaded yet.
 
-    `open` loads it; `weight_files` are what its identity is hashed from, unless `identity` computes it.
+    `open` loads it: in a series into the model of the checkpoint that was opened before, whose subject then reads
+    the new weights. `weight_files` are what its identity is hashed from, unless `identity` computes it.
     """
 
     step: int
@@ -174,7 +175,7 @@ def _folder(path: Path, device: str, bos: int | None | str, via: str) -> Source:
         return _hugging_face(path, device, bos, via)
     step = _step_of(path)
     tokens = _tokens_by_step(path.parent / "metrics.jsonl").get(step)
-    checkpoint = _checkpoint(path, step, device, bos, tokens)
+    checkpoint = _checkpoint(path, step, _Loader(device=device), bos, tokens)
     windows, windows_from = _windows(path.parent)
     return Source(path=str(path), checkpoints=(checkpoint,), windows=windows, windows_from=windows_from)
 
@@ -183,20 +184,36 @@ def _series(path: Path, device: str, bos: int | None | str) -> Source:
     from models.checkpoint import list_checkpoints
 
     tokens = _tokens_by_step(path / "metrics.jsonl")
+    loader = _Loader(device=device)
     checkpoints = tuple(
-        _checkpoint(folder, step, device, bos, tokens.get(step)) for step, folder in list_checkpoints(path)
+        _checkpoint(folder, step, loader, bos, tokens.get(step)) for step, folder in list_checkpoints(path)
     )
     windows, windows_from = _windows(path)
     return Source(path=str(path), checkpoints=checkpoints, windows=windows, windows_from=windows_from)
 
 
+@dataclass(kw_only=True)
+class _Loader:
+    """Loads checkpoints of one configuration, all into one model: building it takes longer than scoring it."""
+
+    device: str
+    model: Any = None
+
+    def __call__(self, folder: Path) -> Any:
+        from models.checkpoint import load_model, load_weights
+
+        if self.model is None:
+            self.model = load_model(folder, device=self.device)
+        else:
+            load_weights(folder, self.model)
+        return self.model
+
+
 def _checkpoint(
-    folder: Path, step: int, device: str, bos: int | None | str, tokens: int | None
+    folder: Path, step: int, loader: _Loader, bos: int | None | str, tokens: int | None
 ) -> Checkpoint:
     def load() -> Subject:
-        from models.checkpoint import load_model
-
-        return read_by(load_model(folder, device=device), bos)
+        return read_by(loader(folder), bos)
 
     weights = folder / "model.safetensors"
     files = (weights,) if weights.exists() else ()

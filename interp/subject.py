@@ -61,6 +61,11 @@ class Subject(abc.ABC):
     def n_layers(self) -> int:
         return len(self.mixers)
 
+    @property
+    @abc.abstractmethod
+    def n_weights(self) -> int:
+        """Number of weights; a tied one counts once."""
+
     @abc.abstractmethod
     def logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_vocab"]:
         """One forward pass."""
@@ -182,6 +187,10 @@ class LanguageModelSubject(Subject):
         self.special = frozenset([] if source is None else source.special) | ({config.bos} - {None})
         self.centred_norm = config.norm == "layer"
         self.device = model.cfg.device
+
+    @property
+    def n_weights(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
 
     @torch.no_grad()
     def logits(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_vocab"]:

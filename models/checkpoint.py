@@ -94,6 +94,23 @@ def load_model(
     return model.to(device).eval()
 
 
+def load_weights(folder: str | Path, model: nn.Module) -> None:
+    """Replace a model's weights by those of another checkpoint of the same configuration, in place.
+
+    Quicker than `load_model` on a series, where only the weights differ. The model keeps its device, its dtype
+    and its tokenizer; on an error it keeps its weights too.
+
+    Raises:
+        CheckpointError: as `load_model`; or a checkpoint of another configuration.
+    """
+    folder = Path(folder)
+    if read_config(folder) != model.config:
+        raise CheckpointError(f"{folder} has another configuration than the model that its weights are for")
+    tensors = read_tensors(folder / "model.safetensors")
+    _check_tensors(folder / "model.safetensors", tensors, model.state_dict())
+    model.load_state_dict(tensors)
+
+
 def read_config(folder: str | Path) -> LanguageModelConfig:
     """The configuration of a checkpoint folder; errors as `load_model`."""
     folder = Path(folder)
