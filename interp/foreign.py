@@ -1,9 +1,8 @@
 """Models of other projects as sources: our own readers where there are some, the bridge for the rest."""
 
 import hashlib
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from interp.errors import DetectionError
 from interp.sources import Checkpoint, Source, read_by
@@ -12,13 +11,12 @@ from interp.subject import Subject
 
 def foreign_checkpoint(path: Path, *, step: int, device: str, bos: int | None | str, via: str) -> Checkpoint:
     """A Hugging Face folder or a `.gguf` file, not loaded yet."""
-    return Checkpoint(
-        step=step,
-        tokens=None,
-        weight_files=(),
-        open=lambda: open_foreign(path, device=device, bos=bos, via=via),
-        identity=lambda: _identity(path),
-    )
+    model = _OnDisk(path)
+
+    def load() -> Subject:
+        return open_foreign(path, device=device, bos=bos, via=via, opened=model.taken())
+
+    return Checkpoint(step=step, tokens=None, weight_files=(), open=load, identity=model.sha256)
 
 
 def foreign_series(path: Path, *, device: str, bos: int | None | str, via: str) -> Source | None:
@@ -65,10 +63,12 @@ def open_foreign(
     via: str = "auto",
     name: str | None = None,
     revision: str | None = None,
+    opened: Any = None,
 ) -> Subject:
     """Load into our own mixers (`via` "mixers") or through the bridge ("bridge"); `origin` says which.
 
-    "auto" takes our mixers, and the bridge for kinds of models that have no reader here.
+    "auto" takes our mixers, and the bridge for kinds of models that have no reader here. `opened`: the same
+    path, if it is open already.
 
     Raises:
         CheckpointError, ConfigError, DetectionError: one line on what cannot be read.
@@ -78,7 +78,7 @@ def open_foreign(
     if via == "bridge":
         return _through_bridge(path, "asked for", device, bos, name, revision)
     try:
-        opened = open_pretrained(path)
+        opened = opened or open_pretrained(path)
     except UnsupportedArchitecture as error:
         if via == "mixers":
             raise
@@ -125,35 +125,48 @@ def _source(series: Any, device: str, bos: int | None | str, via: str) -> Source
 
 
 def _revision(series: Any, revision: Any, device: str, bos: int | None | str, via: str) -> Checkpoint:
+    if not series.on_hub:
+        path = Path(series.path) / revision.name
+        return foreign_checkpoint(path, step=revision.step, device=device, bos=bos, via=via)
+
     def load() -> Subject:
         with series.folder(revision) as folder:
             return open_foreign(
                 folder, device=device, bos=bos, via=via, name=series.path, revision=revision.name
             )
 
-    identity: Callable[[], str | None]
-    if series.on_hub:
+    def identity() -> str | None:
         # From the hub's own list of files: equal weights are not downloaded twice.
-        def identity() -> str | None:
-            files = series.fingerprint(revision)
-            return None if files is None else hashlib.sha256(files.encode()).hexdigest()
-    else:
-
-        def identity() -> str | None:
-            return _identity(Path(series.path) / revision.name)
+        files = series.fingerprint(revision)
+        return None if files is None else hashlib.sha256(files.encode()).hexdigest()
 
     return Checkpoint(step=revision.step, tokens=None, weight_files=(), open=load, identity=identity)
 
 
-def _identity(path: Path) -> str | None:
-    """Hash of the weights as stored; None for a GGUF file that our reader cannot open."""
-    from models.pretrained.gguf import read_gguf
-    from models.pretrained.keys import UnsupportedArchitecture
-    from models.pretrained.weights import open_safetensors, sha256
+class _OnDisk:
+    """A local model, opened once for its hash and for loading it: a GGUF header takes seconds to parse.
 
-    if path.is_dir():
-        return sha256(open_safetensors(path))
-    try:
-        return sha256(read_gguf(path)[1])
-    except UnsupportedArchitecture:
-        return None
+    One model is held open at a time, whatever the number of checkpoints.
+    """
+
+    _held: ClassVar[tuple[Path, Any] | None] = None
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def sha256(self) -> str | None:
+        """Hash of the weights as stored; None for a GGUF file of an architecture that is not read here."""
+        from models.pretrained import UnsupportedArchitecture, open_pretrained
+        from models.pretrained.weights import open_safetensors, sha256
+
+        try:
+            opened = open_pretrained(self.path)
+        except UnsupportedArchitecture:
+            return sha256(open_safetensors(self.path)) if self.path.is_dir() else None
+        _OnDisk._held = (self.path, opened)
+        return sha256(opened.stored)
+
+    def taken(self) -> Any:
+        """The opened model, which is not held any longer; None where it was not opened last."""
+        held, _OnDisk._held = _OnDisk._held, None
+        return held[1] if held is not None and held[0] == self.path else None

@@ -60,13 +60,17 @@ class PretrainedSource:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenedModel:
-    """A foreign model on disk: its configuration is read and checked, its weights are not read yet."""
+    """A foreign model on disk: its configuration is read and checked, its weights are not read yet.
+
+    `stored` are the weights under the file's own names, `weights` under those of the architecture's table.
+    """
 
     path: Path
     format: str
     architecture: Architecture
     keys: Keys
     config: LanguageModelConfig
+    stored: Weights
     weights: Weights
     vocabulary: Vocabulary
 
@@ -100,6 +104,7 @@ def open_pretrained(path: str | Path) -> OpenedModel:
         architecture=architecture,
         keys=keys,
         config=architecture.read_config(keys),
+        stored=weights,
         weights=_full_names(weights, architecture),
         vocabulary=vocabulary,
     )
@@ -167,7 +172,7 @@ def _source(
         special=tuple(ident for ident in opened.vocabulary.special if ident < config.d_vocab),
         tokenizer=opened.vocabulary.origin,
         tied=config.tied,
-        weight_sha256=sha256(opened.weights),
+        weight_sha256=sha256(opened.stored),
         notes=tuple(notes),
     )
 
