@@ -158,7 +158,7 @@ def _run(options: argparse.Namespace) -> None:
     from interp.detect import detect
     from interp.table import print_report
 
-    with _progress(options.quiet) as progress:
+    with _progress(options.quiet or not main_process) as progress:
         report = detect(
             options.path,
             steps=options.steps,
