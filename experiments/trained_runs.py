@@ -1,0 +1,80 @@
+"""Named runs trained where they are missing, for experiments over several runs and seeds; can be stopped and resumed."""
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from experiments.config import ExperimentConfig, with_settings
+from experiments.runs import load_run
+from models.checkpoint import list_checkpoints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One run at one seed: `seeds.init` and `seeds.data` are `seed`, the held-out windows stay the same.
+
+    Attributes:
+        settings: Further `key=value` settings, as of `train-lm --set`.
+        series: Keep the run's checkpoints; else only the first and the last.
+    """
+
+    run: str
+    seed: int
+    settings: tuple[str, ...] = ()
+    series: bool = False
+
+    @property
+    def name(self) -> str:
+        """Of its folder."""
+        return f"{self.run}-s{self.seed}"
+
+    def config(self, device: str) -> ExperimentConfig:
+        """What is trained. On a GPU the whole step is captured in a graph, toy models in float32."""
+        own = [f"seeds.init={self.seed}", f"seeds.data={self.seed}"]
+        if not self.series:
+            own += ["checkpoints.log_spaced=0", "checkpoints.windows=[]", "checkpoints.training_state=last"]
+        config = load_run(self.run)
+        if device == "cuda":
+            own.append("training.cuda_graph=true")
+            if config.data.kind != "text":
+                own.append("training.precision=fp32")
+        return with_settings(config, [*own, *self.settings])
+
+
+def available_device(device: str) -> str:
+    """`cuda` where `auto` finds one, else what was asked for."""
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def train_missing(jobs: Sequence[Job], out: Path, *, device: str, n_processes: int = 1) -> dict[Job, Path]:
+    """Train every job whose last checkpoint is not there; returns the run folders.
+
+    Several processes share the device: small models leave most of a GPU idle.
+    """
+    wanted = [(job, out / job.name, device) for job in jobs]
+    if n_processes == 1:
+        for one in wanted:
+            _train(one)
+    else:
+        with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
+            # In order, so that the first error is raised.
+            list(pool.map(_train, wanted))
+    return {job: folder for job, folder, _ in wanted}
+
+
+def _train(wanted: tuple[Job, Path, str]) -> None:
+    from experiments.train import train
+
+    job, folder, device = wanted
+    config = job.config(device)
+    if folder.is_dir() and any(step == config.training.steps for step, _ in list_checkpoints(folder)):
+        return
+    resume = (folder / "run.json").is_file()
+    print(f"{'going on with' if resume else 'training'} {job.name}", flush=True)
+    train(config, folder, name=job.run, resume=resume, device=device)
