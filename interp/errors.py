@@ -3,3 +3,7 @@
 
 class DetectionError(ValueError):
     """What a command reports in one line: the value that was wrong, and what is accepted."""
+
+
+class InterventionError(ValueError):
+    """An intervention that cannot be made: the value that was wrong, and what is accepted, in one line."""

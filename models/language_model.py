@@ -137,6 +137,9 @@ class LanguageModel(LensSurface):
         return logits, next_token_loss(logits[:, :-1], tokens, per_token=per_token)
 
     def _embedded(self, tokens: Tensor, position: int) -> Tensor:
+        if attached(self.hook_embed):
+            # For interventions that depend on the place in the text, token by token too.
+            self.hook_embed.ctx |= {"position": position, "tokens": tokens}
         resid = self.hook_embed(self.embed(tokens))
         if self.config.positions == "learned":
             stop = position + tokens.shape[1]
