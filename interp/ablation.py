@@ -1,0 +1,200 @@
+"""Ablations of heads, as context managers: zero, mean, resample; patterns held; a pattern replaced by an ideal one.
+
+`hook_z` is a head's output before the output projection. For Mamba it holds the skip D x beside A x: `part="mixing"` takes
+out only what A moved between positions, `part="output"` the whole.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from interp.errors import InterventionError
+from interp.patching import Clock, record
+from interp.sites import Site, check_head, check_layer
+from models.form import Form
+from models.language_model import LanguageModel
+
+# (layer, head); head None is the whole mixer.
+Head = tuple[int, int | None]
+PARTS = ("output", "mixing")
+
+
+@contextmanager
+def zero_ablated(
+    model: LanguageModel, heads: Sequence[Head], *, part: str = "output", form: Form | str | None = None
+) -> Iterator[LanguageModel]:
+    """Heads that write nothing, in every run inside the context.
+
+    Args:
+        part: "output", or "mixing": A set to 0, so that Mamba's skip stays (PARALLEL only).
+        form: None is the form of the context around this one, or PARALLEL.
+
+    Raises:
+        InterventionError: a layer or head out of range, or another part. HookNotFired: "mixing" in another form.
+    """
+    _check(model, heads)
+    if part not in PARTS:
+        raise InterventionError(f"part is {part!r}; accepted: {', '.join(PARTS)}")
+    point, axis = ("hook_z", 2) if part == "output" else ("hook_pattern", 1)
+    with model.hooks(fwd_hooks=_edits(heads, point, axis, lambda own, *_: torch.zeros_like(own)), form=form):
+        yield model
+
+
+@contextmanager
+def mean_ablated(
+    model: LanguageModel,
+    heads: Sequence[Head],
+    tokens: Int[Tensor, "batch seq"],
+    *,
+    by_position: bool = False,
+    form: Form | str | None = None,
+) -> Iterator[LanguageModel]:
+    """Heads that write their mean output over reference sequences.
+
+    Args:
+        tokens: The reference. `by_position`: a mean for each position, for runs of at most its length; else one mean.
+    """
+    _check(model, heads)
+    found = _recorded(model, tokens, heads)
+    means = {layer: z.mean(0 if by_position else (0, 1), keepdim=True) for layer, z in found.items()}
+    with _put_z(model, heads, means, form):
+        yield model
+
+
+@contextmanager
+def resample_ablated(
+    model: LanguageModel, heads: Sequence[Head], tokens: Int[Tensor, "batch seq"], *, form: Form | str | None = None
+) -> Iterator[LanguageModel]:
+    """Heads that write what they write on other sequences of the same shape, position by position."""
+    _check(model, heads)
+    with _put_z(model, heads, _recorded(model, tokens, heads), form):
+        yield model
+
+
+@contextmanager
+def patterns_held(
+    model: LanguageModel, tokens: Int[Tensor, "batch seq"], *, heads: Sequence[Head] | None = None
+) -> Iterator[LanguageModel]:
+    """Implied attention as it is on `tokens`, in every layer or the given heads, whatever the values become.
+
+    Inside it, an ablation takes out what a head's values carry and no later pattern moves with it: Olsson's
+    pattern-preserving ablation, `with patterns_held(model, tokens), zero_ablated(model, heads): model(tokens)`.
+    """
+    chosen = [(layer, None) for layer in range(model.config.n_layers)] if heads is None else list(heads)
+    _check(model, chosen)
+    sites = [Site(kind="pattern", layer=layer) for layer in dict.fromkeys(layer for layer, _ in chosen)]
+    found = record(model, tokens, sites)
+    held = {site.layer: found.of(site) for site in sites}
+    with model.hooks(fwd_hooks=_edits(chosen, "hook_pattern", 1, lambda own, layer: held[layer]), form=Form.PARALLEL):
+        yield model
+
+
+@contextmanager
+def idealised_pattern(
+    model: LanguageModel,
+    layer: int,
+    head: int | None,
+    pattern: Float[Tensor, "*batch dest src"],
+    *,
+    keep_mass: bool = False,
+) -> Iterator[LanguageModel]:
+    """A head whose implied attention is replaced by a given one (`previous_token_pattern`, `induction_pattern`).
+
+    Args:
+        pattern: [dest src], or one for each sequence.
+        keep_mass: Each row multiplied by the sum of the head's own |A| there, for mixers whose rows do not sum to 1.
+
+    Raises:
+        InterventionError: a layer or head out of range; when the model runs, a pattern of another shape.
+    """
+    _check(model, [(layer, head)])
+
+    def ideal(own: Tensor, _: int) -> Tensor:
+        if pattern.shape[-2:] != own.shape[-2:]:
+            raise InterventionError(f"the pattern has shape {list(pattern.shape)}; accepted: [.. {own.shape[-2]} {own.shape[-1]}]")
+        # A head axis for patterns by sequence.
+        given = pattern if pattern.ndim == 2 else pattern[:, None]
+        given = given.to(own.dtype).expand_as(own)
+        return given * own.abs().sum(-1, keepdim=True) if keep_mass else given
+
+    with model.hooks(fwd_hooks=_edits([(layer, head)], "hook_pattern", 1, ideal), form=Form.PARALLEL):
+        yield model
+
+
+def previous_token_pattern(seq: int) -> Float[Tensor, "dest=seq src=seq"]:
+    """Every position attends to the one before it, the first to itself."""
+    pattern = torch.diag_embed(torch.ones(seq - 1), offset=-1)
+    pattern[0, 0] = 1
+    return pattern
+
+
+def induction_pattern(tokens: Int[Tensor, "batch seq"], *, offset: int = 1) -> Float[Tensor, "batch dest=seq src=seq"]:
+    """Every position attends to `offset` places after the latest earlier copy of its token, others to the first."""
+    seq = tokens.shape[1]
+    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-max(offset, 1))
+    latest = torch.where(same, torch.arange(seq, device=tokens.device), -1).amax(-1)
+    src = torch.where(latest >= 0, latest + offset, 0).clamp_min(0)
+    return torch.nn.functional.one_hot(src, seq).float()
+
+
+def _check(model: LanguageModel, heads: Sequence[Head]) -> None:
+    if not heads:
+        raise InterventionError("no heads are given; accepted: at least one (layer, head)")
+    for layer, head in heads:
+        check_layer(model, layer)
+        if head is not None:
+            check_head(model.blocks[layer].attn, head)
+
+
+def _edits(
+    heads: Sequence[Head], point: str, axis: int, value: Callable[[Tensor, int], Tensor]
+) -> list[tuple[str, Callable]]:
+    """One hook for each layer: `value(own, layer)` in place of the chosen heads."""
+    by_layer: dict[int, list[int | None]] = {}
+    for layer, head in heads:
+        by_layer.setdefault(layer, []).append(head)
+
+    def hook(layer: int, chosen: list[int | None]) -> Callable:
+        def edit(own: Tensor, hook: Any) -> Tensor:
+            new = value(own, layer)
+            if None in chosen:
+                return new.to(own.dtype)
+            found = own.clone()
+            index = (slice(None),) * axis + (chosen,)
+            found[index] = new[index].to(own.dtype)
+            return found
+
+        return edit
+
+    return [(f"blocks.{layer}.attn.{point}", hook(layer, chosen)) for layer, chosen in by_layer.items()]
+
+
+def _recorded(model: LanguageModel, tokens: Tensor, heads: Sequence[Head]) -> dict[int, Tensor]:
+    sites = [Site(kind="z", layer=layer) for layer in dict.fromkeys(layer for layer, _ in heads)]
+    found = record(model, tokens, sites, form=Form.CHUNKED)
+    return {site.layer: found.of(site) for site in sites}
+
+
+@contextmanager
+def _put_z(
+    model: LanguageModel, heads: Sequence[Head], values: dict[int, Tensor], form: Form | str | None
+) -> Iterator[None]:
+    clock = Clock()
+
+    def put(own: Tensor, layer: int) -> Tensor:
+        value = values[layer]
+        if value.shape[1] > 1:
+            value = value[:, clock.position : clock.position + own.shape[1]]
+        if value.shape[1] not in (1, own.shape[1]) or value.shape[0] not in (1, own.shape[0]):
+            raise InterventionError(
+                f"the reference has shape {list(values[layer].shape)}, this run {list(own.shape)} from position "
+                f"{clock.position}; accepted: equal batches and at least as many positions"
+            )
+        return value.expand_as(own)
+
+    with model.hooks(fwd_hooks=[("hook_embed", clock), *_edits(heads, "hook_z", 2, put)], form=form):
+        yield
