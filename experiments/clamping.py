@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from experiments.config import ClampConfig
+from interp.ideal_patterns import induction_pattern, previous_token_pattern
 from models.errors import ConfigError
 from models.form import Form
 from models.language_model import LanguageModel
@@ -78,11 +79,10 @@ class Clamp:
                 "hook_pattern": lambda pattern, hook: attended.append(pattern[:, self.heads].mean(1)),
                 "hook_z": self._silenced,
             }
-        ideal = (
-            previous_token_pattern(tokens)
-            if self.config.part == "carry"
-            else induction_pattern(tokens, self.config.offset)
-        )
+        if self.config.part == "carry":
+            ideal = previous_token_pattern(tokens.shape[1])[None].to(tokens.device)
+        else:
+            ideal = induction_pattern(tokens, self.config.offset)
         matched = ideal.sum(-1, keepdim=True) > 0
 
         def replace(pattern: Tensor, hook: object) -> Tensor:
@@ -109,23 +109,6 @@ class Clamp:
                 yield
         finally:
             handle.remove()
-
-
-def previous_token_pattern(tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch dest=seq src=seq"]:
-    """Each position attends to the one before it, the first to itself."""
-    seq = tokens.shape[1]
-    pattern = torch.diag_embed(torch.ones(seq - 1, device=tokens.device), offset=-1)
-    pattern[0, 0] = 1
-    return pattern.expand(len(tokens), -1, -1)
-
-
-def induction_pattern(tokens: Int[Tensor, "batch seq"], offset: int = 1) -> Float[Tensor, "batch dest=seq src=seq"]:
-    """Each position attends to `offset` places after the latest earlier copy of its token; rows without one are 0."""
-    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-offset)
-    place = torch.arange(tokens.shape[1], device=tokens.device)
-    latest = torch.where(same, place, -1).amax(-1)
-    at = F.one_hot((latest + offset).clamp_min(0), tokens.shape[1] + offset)[..., : tokens.shape[1]]
-    return at.float() * (latest >= 0)[..., None]
 
 
 def _default_layer(model: LanguageModel, config: ClampConfig) -> int:

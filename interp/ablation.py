@@ -102,10 +102,10 @@ def idealised_pattern(
     *,
     keep_mass: bool = False,
 ) -> Iterator[LanguageModel]:
-    """A head whose implied attention is replaced by a given one (`previous_token_pattern`, `induction_pattern`).
+    """A head whose implied attention is replaced by a given one (see `ideal_patterns`).
 
     Args:
-        pattern: [dest src], or one for each sequence.
+        pattern: [dest src], or one for each sequence. Rows of zeros leave the head's own row.
         keep_mass: Each row multiplied by the sum of the head's own |A| there, for mixers whose rows do not sum to 1.
 
     Raises:
@@ -118,27 +118,12 @@ def idealised_pattern(
             raise InterventionError(f"the pattern has shape {list(pattern.shape)}; accepted: [.. {own.shape[-2]} {own.shape[-1]}]")
         # A head axis for patterns by sequence.
         given = pattern if pattern.ndim == 2 else pattern[:, None]
-        given = given.to(own.dtype).expand_as(own)
-        return given * own.abs().sum(-1, keepdim=True) if keep_mass else given
+        given = given.to(own).expand_as(own)
+        placed = given * own.abs().sum(-1, keepdim=True) if keep_mass else given
+        return torch.where(given.any(-1, keepdim=True), placed, own)
 
     with model.hooks(fwd_hooks=_edits([(layer, head)], "hook_pattern", 1, ideal), form=Form.PARALLEL):
         yield model
-
-
-def previous_token_pattern(seq: int) -> Float[Tensor, "dest=seq src=seq"]:
-    """Every position attends to the one before it, the first to itself."""
-    pattern = torch.diag_embed(torch.ones(seq - 1), offset=-1)
-    pattern[0, 0] = 1
-    return pattern
-
-
-def induction_pattern(tokens: Int[Tensor, "batch seq"], *, offset: int = 1) -> Float[Tensor, "batch dest=seq src=seq"]:
-    """Every position attends to `offset` places after the latest earlier copy of its token, others to the first."""
-    seq = tokens.shape[1]
-    same = (tokens[:, :, None] == tokens[:, None, :]).tril(-max(offset, 1))
-    latest = torch.where(same, torch.arange(seq, device=tokens.device), -1).amax(-1)
-    src = torch.where(latest >= 0, latest + offset, 0).clamp_min(0)
-    return torch.nn.functional.one_hot(src, seq).float()
 
 
 def _check(model: LanguageModel, heads: Sequence[Head]) -> None:

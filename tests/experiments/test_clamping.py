@@ -6,10 +6,11 @@ import pytest
 import torch
 from small_runs import small_run
 
-from experiments.clamping import clamped, induction_pattern, previous_token_pattern
+from experiments.clamping import clamped
 from experiments.config import ClampConfig, ExperimentConfig, with_settings
 from experiments.runs import load_run
 from experiments.train import train
+from interp.ideal_patterns import induction_pattern, previous_token_pattern
 from interp.sequences import candidates, repeated_tokens
 from models.constructed import constructed_model
 from models.errors import ConfigError
@@ -77,7 +78,7 @@ def test_patterns():
     assert induction_pattern(tokens)[0].argmax(-1).tolist() == [0, 0, 1, 2, 0, 3]
     assert induction_pattern(tokens)[0].sum(-1).tolist() == [0, 0, 1, 1, 0, 1]
     assert induction_pattern(tokens, 2)[0].argmax(-1).tolist() == [0, 0, 2, 3, 0, 4]
-    assert previous_token_pattern(tokens)[0].argmax(-1).tolist() == [0, 0, 1, 2, 3, 4]
+    assert previous_token_pattern(6).argmax(-1).tolist() == [0, 0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("part", ["carry", "match", "copy"])

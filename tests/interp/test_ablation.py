@@ -6,14 +6,13 @@ from language_models import build, tokens
 
 from interp.ablation import (
     idealised_pattern,
-    induction_pattern,
     mean_ablated,
     patterns_held,
-    previous_token_pattern,
     resample_ablated,
     zero_ablated,
 )
 from interp.errors import InterventionError
+from interp.ideal_patterns import induction_pattern, previous_token_pattern
 from interp.sequences import candidates, repeated_tokens
 from models.constructed import constructed_model
 from models.errors import HookNotFired
