@@ -55,7 +55,9 @@ def train_all(out: Path) -> list[str]:
 
 
 def _start(name: str, folder: Path) -> subprocess.Popen:
-    command = [sys.executable, "-m", "experiments.cli", name, "--out", str(folder), "--resume", "--quiet"]
+    command = [sys.executable, "-m", "experiments.cli", name, "--out", str(folder), "--quiet"]
+    if (folder / "run.json").is_file():
+        command.append("--resume")
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 
