@@ -4,7 +4,8 @@
 
 X_2 is W_Q W_K^T (Q), W_K W_Q^T (K) or W_V W_O (V) of the later head. Nulls, with the later head as it is: `gaussian`, an
 earlier head of Gaussian W_V and W_O of the same shapes; `spectrum`, the earlier head with its singular values, writing to
-random directions. Source: Elhage et al. 2021; the nulls are ours.
+random directions. Norms weigh a matrix's largest directions: a later head with one strong map of its own (to the first
+position, say) scores low with every earlier head. Source: Elhage et al. 2021; the nulls are ours.
 """
 
 from dataclasses import dataclass
