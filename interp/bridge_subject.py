@@ -5,7 +5,6 @@ import io
 import json
 import logging
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +14,8 @@ from torch import Tensor
 
 from interp.errors import DetectionError
 from interp.subject import LayerView, Look, Subject
+from interp.table_entries import from_pattern
 from models.mixers.reading import Reading
-
-
-@dataclass(frozen=True, kw_only=True)
-class PatternEntries:
-    """Entries of a softmax pattern that a forward pass has made."""
-
-    pattern: Float[Tensor, "batch head dest src"]
-    d_entry: int = 1
-
-    @property
-    def n_units(self) -> int:
-        return self.pattern.shape[1]
-
-    def rows(self, start: int, stop: int) -> Float[Tensor, "batch rows src=stop unit 1"]:
-        """Destinations start .. stop-1, sources 0 .. stop-1."""
-        return self.pattern[:, :, start:stop, :stop].permute(0, 2, 3, 1)[..., None]
-
-    def edges(
-        self, batch: Int[Tensor, " n"], dest: Int[Tensor, " n"], src: Int[Tensor, " n"]
-    ) -> Float[Tensor, "n unit 1"]:
-        """Chosen entries; 0 where src > dest or past the end."""
-        allowed = (src <= dest) & (src < self.pattern.shape[-1])
-        found = self.pattern[batch, :, dest, torch.where(allowed, src, 0)]
-        return (found * allowed[:, None])[..., None]
 
 
 class BridgeSubject(Subject):
@@ -109,7 +85,7 @@ class BridgeSubject(Subject):
             W_out=W_O,
             constant=constant.to(v).expand(*v.shape[:2], -1),
             z_index=torch.arange(n_heads * d_head, device=v.device).view(n_heads, d_head),
-            entries=PatternEntries(pattern=pattern),
+            entries=from_pattern(pattern),
             taps=v[None],
             make_pattern=lambda: pattern,
         )

@@ -8,11 +8,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp import copying, prefix_matching, previous_token
+from interp import copying, edge_scores, prefix_matching, previous_token
 from interp.prefix_matching import standard_error
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
 from interp.subject import LayerView, Subject
+from interp.table_entries import computed_once
 from models.mixers.reading import Reading
 
 # A unit is called an induction head from here on (until the causal test decides).
@@ -45,12 +46,16 @@ def measure_reading(
     reading: Reading,
     probe: RepeatedTokens,
     directions: Float[Tensor, "batch position d_model"] | None,
+    *,
+    linear_memory: bool | None = None,
 ) -> UnitSamples:
     """Every score of one reading on a batch of the probe.
 
     `directions` are those of the tokens of the first copy, BOS before them where the probe has one; None
-    leaves the copying scores out.
+    leaves the copying scores out. `linear_memory`: see `edge_scores.chosen`.
     """
+    if edge_scores.chosen(probe, linear_memory):
+        return _measure_by_edges(reading, probe, directions)
     weights = reading.weights()
     targets = [prefix_matching.target_weights(weights, probe, offset=offset) for offset in OFFSETS]
     filled = [prefix_matching.filled_targets(probe, offset) for offset in OFFSETS]
@@ -69,6 +74,18 @@ def measure_reading(
     if directions is not None:
         found |= _copying(reading, probe, weights[:, :, :later, :later], directions)
     return UnitSamples(**found)
+
+
+def _measure_by_edges(
+    reading: Reading, probe: RepeatedTokens, directions: Float[Tensor, "batch position d_model"] | None
+) -> UnitSamples:
+    """The same without a pattern; edge copying is one number for each sequence instead of one for each edge."""
+    found = edge_scores.edge_scores(reading, probe, offsets=OFFSETS)
+    samples = {name: getattr(found, name) for name in ("previous", "first_position")}
+    samples |= {"rowsum": found.rowsum[..., 0], "latest": found.latest, "pairs": found.pairs}
+    if directions is not None:
+        samples |= edge_scores.copying_scores(reading, probe, directions)
+    return UnitSamples(by_offset=found.rowsum, **samples)
 
 
 def _copying(
@@ -96,8 +113,16 @@ def _copying(
 class HeadScores:
     """Gathers the scores of every (layer, unit, reading) over batches of a probe."""
 
-    def __init__(self, subject: Subject, probe: RepeatedTokens, *, with_copying: bool = True):
+    def __init__(
+        self,
+        subject: Subject,
+        probe: RepeatedTokens,
+        *,
+        with_copying: bool = True,
+        linear_memory: bool | None = None,
+    ):
         self.subject, self.probe, self.with_copying = subject, probe, with_copying
+        self.linear_memory = linear_memory
         self._samples: dict[tuple[int, str], list[UnitSamples]] = {}
         self._labels: dict[tuple[int, str], tuple[str, str]] = {}
         self._eigenvalues: dict[int, tuple[list[float], float, str]] = {}
@@ -118,10 +143,11 @@ class HeadScores:
             directions = self.subject.directions(probe.tokens[:, : probe.first + probe.period])
 
         def look(view: LayerView) -> None:
-            for reading in view.readings:
+            for reading in computed_once(view.readings):
                 key = (view.layer, reading.name)
                 self._labels[key] = (reading.unit, reading.normalisation)
-                self._samples.setdefault(key, []).append(measure_reading(reading, probe, directions))
+                samples = measure_reading(reading, probe, directions, linear_memory=self.linear_memory)
+                self._samples.setdefault(key, []).append(samples)
             if self.with_copying and view.layer not in self._eigenvalues:
                 self._eigenvalues[view.layer] = self._eigenvalue(view)
 

@@ -35,24 +35,55 @@ class RepeatedTokens:
 
         BOS is no copy of anything. n is the largest number of earlier copies that any position has.
         """
-        tokens = self.tokens
-        seq = tokens.shape[1]
-        same = (tokens[:, :, None] == tokens[:, None, :]).tril(-1)
-        same[:, :, : self.first] = False
-        n = int(same.sum(-1).max()) if seq else 0
-        source = torch.arange(seq, device=tokens.device).expand_as(same)
-        recent_first = torch.where(same, source, -1).sort(dim=-1, descending=True).values[:, :, :n]
-        return recent_first, recent_first >= 0
+        return self.earlier_of(slice(None))
+
+    def earlier_of(
+        self, rows: slice
+    ) -> tuple[Int[Tensor, "batch row n"], Bool[Tensor, "batch row n"]]:
+        """`earlier` of some positions, where n is the largest number of any of those."""
+        order, place, count = self._copies
+        place, count = place[:, rows], count[:, rows]
+        n = int(count.max()) if count.numel() else 0
+        lag = torch.arange(1, n + 1, device=order.device)
+        filled = lag <= count[..., None]
+        found = (place[..., None] - lag).clamp_min(0).flatten(1)
+        source = torch.where(filled, order.gather(1, found).view(filled.shape), -1)
+        return source, filled
+
+    @cached_property
+    def n_earlier(self) -> Int[Tensor, "batch seq"]:
+        """How many earlier copies each position has."""
+        return self._copies[2]
+
+    @cached_property
+    def _copies(self) -> tuple[Int[Tensor, "batch seq"], ...]:
+        """Positions in order of token then time; each position's place there; how many equal ones precede it."""
+        # What stands before the first token is like nothing else.
+        tokens = self.tokens.long().clone()
+        tokens[:, : self.first] = -1
+        order = tokens.argsort(dim=1, stable=True)
+        ranked = tokens.gather(1, order)
+        index = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
+        new = torch.ones_like(ranked, dtype=torch.bool)
+        new[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
+        start = torch.where(new, index, 0).cummax(dim=1).values
+        place = torch.empty_like(order).scatter_(1, order, index)
+        count = torch.empty_like(order).scatter_(1, order, index - start)
+        return order, place, count
 
     @cached_property
     def edges(self) -> tuple[Int[Tensor, "batch edge"], Int[Tensor, "batch edge"]]:
         """The induction edges of each sequence as `(dest, src)`: src follows an earlier copy of dest's token.
 
-        Padded to equal numbers with edges of src > dest, which carry nothing.
+        Padded to equal numbers with the edge (0, 1), which carries nothing: its source comes after it.
         """
-        source, filled = self.earlier
-        dest = torch.arange(source.shape[1], device=source.device)[None, :, None].expand_as(source)
-        src = torch.where(filled, source + 1, dest + 1)
+        return self.edges_of(slice(0, self.tokens.shape[1]))
+
+    def edges_of(self, rows: slice) -> tuple[Int[Tensor, "batch edge"], Int[Tensor, "batch edge"]]:
+        """`edges` of some destinations, rows.start .. rows.stop-1."""
+        source, filled = self.earlier_of(rows)
+        dest = torch.arange(rows.start, rows.stop, device=source.device)[None, :, None].expand_as(source)
+        dest, src = torch.where(filled, dest, 0), torch.where(filled, source + 1, 1)
         n = int(filled.sum((1, 2)).max())
         order = filled.flatten(1).to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :n]
         return dest.flatten(1).gather(1, order), src.flatten(1).gather(1, order)

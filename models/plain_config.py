@@ -1,6 +1,7 @@
 """The base of all configurations: types checked on construction, an exact round trip through JSON."""
 
 import dataclasses
+import functools
 import math
 import types
 import typing
@@ -57,6 +58,7 @@ class PlainConfig:
         return type(self).from_dict({**self.to_dict(), **{k: _plain(v) for k, v in changes.items()}})
 
 
+@functools.cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = typing.get_type_hints(cls)
     return {f.name: hints[f.name] for f in dataclasses.fields(cls)}

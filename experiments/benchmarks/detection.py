@@ -40,29 +40,20 @@ LOSSES = ("order_gain_nats", "in_context_learning_nats", "hit_loss_nats")
 
 
 def write_series(root: Path, n: int) -> None:
-    """n checkpoints of a small GPT-2, each in both formats, and the windows."""
+    """n checkpoints of the demo's softmax model, each in both formats, and the windows."""
     from safetensors.torch import save_file
 
-    from models import LanguageModel, LanguageModelConfig, MLPConfig, SoftmaxAttentionConfig, save_model
+    from experiments.recipes import attention_only
+    from models import LanguageModel, SoftmaxAttentionConfig, save_model
     from models.pretrained import to_pretrained
 
-    mixer = SoftmaxAttentionConfig(n_heads=N_HEADS, qkv_bias=True, out_bias=True)
+    mixers = (SoftmaxAttentionConfig(n_heads=N_HEADS),) * N_LAYERS
+    config = attention_only(
+        mixers, d_model=D_MODEL, d_vocab=D_VOCAB, n_ctx=SEQ, positions="rope", init_std=0.2
+    )
     draw = torch.Generator().manual_seed(0)
     (root / "ours").mkdir()
     for step in range(n):
-        config = LanguageModelConfig(
-            d_model=D_MODEL,
-            n_layers=N_LAYERS,
-            d_vocab=D_VOCAB,
-            n_ctx=SEQ,
-            mixers=(mixer,) * N_LAYERS,
-            mlp=MLPConfig(d_mlp=4 * D_MODEL, act="gelu_new"),
-            norm="layer",
-            norm_bias=True,
-            positions="learned",
-            tied=True,
-            init_std=0.2,
-        )
         model = LanguageModel(config)
         model.reset_parameters(torch.Generator().manual_seed(step))
         save_model(root / "ours" / f"step_{step:08d}", model)
@@ -171,7 +162,7 @@ def _peer_scores(bridge: Any, plan: Plan) -> dict[str, Any]:
 
 def _logits(vectors: Tensor, gain: Tensor, W_U: Tensor) -> Tensor:
     """Direct logits of what is written to the residual stream, the mean over the vocabulary taken out."""
-    logits = ((vectors - vectors.mean(-1, keepdim=True)) * gain) @ W_U.T
+    logits = (vectors * gain) @ W_U.T
     return logits - logits.mean(-1, keepdim=True)
 
 
@@ -197,11 +188,8 @@ def _eigenvalues(
 ) -> list[float]:
     from transformer_lens import FactoredMatrix
 
-    centred = W_E - W_E.mean(-1, keepdim=True)
-    left = (centred * bridge.blocks[layer].ln1.weight) @ W_V
-    folded = W_U * gain
-    right = W_O @ (folded - folded.mean(-1, keepdim=True)).T
-    values = FactoredMatrix(left, right).eigenvalues
+    left = (W_E * bridge.blocks[layer].ln1.weight) @ W_V
+    values = FactoredMatrix(left, W_O @ (W_U * gain).T).eigenvalues
     return (values.real.sum(-1) / values.abs().sum(-1)).tolist()
 
 
@@ -255,7 +243,7 @@ def main(argv: list[str] | None = None) -> int:
     header = ["contender", "seconds", "ours is quicker by", "largest difference of a number", "peak MiB"]
     table = markdown_table(header, rows)
     notes = (
-        f"{options.checkpoints} checkpoints of a GPT-2 of {N_LAYERS} layers, {N_HEADS} heads, width "
+        f"{options.checkpoints} checkpoints of the demo's softmax model (as a Llama for the peer),  {N_LAYERS} layers, {N_HEADS} heads, width "
         f"{D_MODEL}, vocabulary "
         f"{D_VOCAB}, context {SEQ}; goal {GOAL:.0f}x. Compared numbers: "
         f"{', '.join((*SCORES, *LOSSES))}. Ours computes "

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from interp import copying
-from interp.bridge_subject import PatternEntries
 from interp.sequences import repeated_tokens
+from interp.table_entries import from_pattern
 from models.mixers.reading import Reading
 
 D = 12
@@ -26,7 +26,7 @@ def _reading(pattern, values, W_out):
         W_out=W_out,
         constant=torch.zeros(batch, seq, W_out.shape[-1], dtype=values.dtype),
         z_index=torch.arange(values.shape[-1])[None],
-        entries=PatternEntries(pattern=pattern),
+        entries=from_pattern(pattern),
         taps=values[None],
         make_pattern=lambda: pattern,
     )
