@@ -66,8 +66,8 @@ def _row(run, seed, gain, learned, steps):
         "seed": seed,
         "series": {
             "steps": list(steps),
-            "order_gain": (np.asarray(gain)[:, None] + noise[0]).tolist(),
-            "in_context_learning": (np.asarray(learned)[:, None] + noise[1]).tolist(),
+            "order_gain": (np.asarray(gain)[: len(steps), None] + noise[0]).tolist(),
+            "in_context_learning": (np.asarray(learned)[: len(steps), None] + noise[1]).tolist(),
         },
     }
 
