@@ -93,6 +93,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--mamba-units", type=_units, metavar="UNITS", help="layer (default), state, or cluster:K"
     )
+    parser.add_argument(
+        "--linear-memory",
+        action=argparse.BooleanOptionalAction,
+        help="score chosen edges instead of whole patterns, with the same numbers and no attention maps "
+        "(default: for probes longer than 1,024 tokens)",
+    )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:N")
     parser.add_argument(
         "--via",
@@ -173,6 +179,7 @@ def _run(options: argparse.Namespace) -> None:
             text=options.text,
             via=options.via,
             n_windows=options.windows,
+            linear_memory=options.linear_memory,
             resume=options.resume,
             progress=progress,
         )

@@ -51,6 +51,7 @@ def logit_copying(
     bos: bool,
     with_bos: bool = False,
     attended: str = "weighted",
+    rows: slice | None = None,
 ) -> CopyingScore:
     """Olsson's copying score on sequences of distinct tokens.
 
@@ -63,10 +64,13 @@ def logit_copying(
         with_bos: BOS among the sources and the sample's tokens. Without it the remaining weights are rescaled
             to sum to 1; what the head read from BOS stays in its output.
         attended: `weighted` for the weighted mean over sources, `argmax` for the most attended one.
+        rows: The destinations that `weights` holds, where it is a block of them.
 
     Source: Olsson et al. 2022, arXiv:2209.11895, copying head evaluator.
     """
-    start = int(bos)
+    first = 0 if rows is None else rows.start
+    start = max(0, int(bos) - first)
+    outputs = outputs if rows is None else outputs[:, rows]
     readout = torch.einsum("usd,bjd->busj", W_out, directions)
     raised = torch.einsum("btus,busj->butj", outputs[:, start:], readout).relu().double()
     weights = weights[:, :, start:].double()
@@ -96,15 +100,19 @@ class EdgeCopying:
 
 
 def edge_copying(
-    reading: Reading, probe: RepeatedTokens, directions: Float[Tensor, "batch token d_model"]
+    reading: Reading,
+    probe: RepeatedTokens,
+    directions: Float[Tensor, "batch token d_model"],
+    *,
+    edges: tuple[Int[Tensor, "batch edge"], Int[Tensor, "batch edge"]] | None = None,
 ) -> EdgeCopying:
     """The same question where a head is at work: each induction edge alone, on the repeated probe.
 
     An edge's contribution c[i, j] goes straight to the logits, centred over the sample's tokens; r compares
     the raise of x_j with the raises of all of them. `directions` belong to the first `probe.period` tokens
-    after BOS.
+    after BOS. `edges` are (dest, src) of some of `probe.edges`, padded alike; None for all.
     """
-    batch, (dest, src) = probe.tokens.shape[0], probe.edges
+    batch, (dest, src) = probe.tokens.shape[0], probe.edges if edges is None else edges
     rows = torch.arange(batch, device=dest.device)[:, None].expand_as(dest)
     y = reading.edges(rows.flatten(), dest.flatten(), src.flatten())
     y = y.view(batch, -1, *y.shape[1:])
@@ -175,7 +183,9 @@ def eigenvalue_null(
 
 def _sample_index(probe: RepeatedTokens, src: Int[Tensor, "batch edge"]) -> Int[Tensor, "batch edge"]:
     tokens = probe.tokens.gather(1, src.clamp(max=probe.tokens.shape[1] - 1))
-    return (tokens[..., None] == sample_tokens(probe)[:, None]).int().argmax(-1)
+    sample = sample_tokens(probe).sort(dim=1)
+    at = torch.searchsorted(sample.values.contiguous(), tokens).clamp(max=sample.values.shape[1] - 1)
+    return sample.indices.gather(1, at)
 
 
 def _ratio(

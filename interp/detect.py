@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from interp import edge_scores
 from interp import in_context_learning as icl
 from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
@@ -45,6 +46,7 @@ def detect(
     via: str = "auto",
     n_windows: int | None = None,
     n_maps: int = 6,
+    linear_memory: bool | None = None,
     resume: str | Path | None = None,
     progress: Progress | None = None,
 ) -> DetectionReport:
@@ -69,6 +71,8 @@ def detect(
         n_windows: How many text windows; by default what fits 16,384 tokens (4,096 for models above 20 M
             weights).
         n_maps: Attention maps kept, of the strongest units of the last checkpoint.
+        linear_memory: Score chosen edges instead of whole patterns, with the same numbers and no attention
+            maps; None does so for probes longer than `edge_scores.LINEAR_MEMORY_ABOVE`.
         resume: A folder that keeps the scores of each finished checkpoint, and from which a detection with
             the same settings takes those of the same weights instead of computing them again.
         progress: Called as `progress(done, total, step)` before each checkpoint and at the end.
@@ -99,16 +103,25 @@ def detect(
     }
     run = CheckpointRun(
         work=Work(
-            plan=lambda subject: _with_causal_choice(
-                subject,
-                _planned(subject, _windows(subject, source, text, n_windows, wanted), probe),
-                wanted,
-                asked=scores is not None,
+            plan=lambda subject: _with_memory_note(
+                _with_causal_choice(
+                    subject,
+                    _planned(subject, _windows(subject, source, text, n_windows, wanted), probe),
+                    wanted,
+                    asked=scores is not None,
+                ),
+                linear_memory,
             ),
             measure=lambda subject, plan, checkpoint: _measure(
-                subject, plan, checkpoint, wanted, mamba_units
+                subject, plan, checkpoint, wanted, mamba_units, linear_memory
             ),
-            maps=lambda subject, plan, scored: _attention_maps(subject, plan, scored, n_maps, mamba_units),
+            maps=lambda subject, plan, scored: _attention_maps(
+                subject,
+                plan,
+                scored,
+                0 if edge_scores.chosen(plan.probe, linear_memory) else n_maps,
+                mamba_units,
+            ),
         ),
         finished=None if resume is None else FinishedFolder(resume, settings),
         lenient=source.lenient,
@@ -164,6 +177,14 @@ def _with_causal_choice(subject: Subject, plan: Plan, wanted: frozenset[str], *,
     return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
+def _with_memory_note(plan: Plan, linear_memory: bool | None) -> Plan:
+    """The plan with a note where its probe is scored on edges."""
+    if not edge_scores.chosen(plan.probe, linear_memory):
+        return plan
+    note = "scored on edges, in memory linear in length (same numbers): no attention maps"
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
+
+
 def _reading(origin: dict[str, Any] | None) -> list[str]:
     """How a model of another project was read, and what its files say."""
     if origin is None:
@@ -216,9 +237,15 @@ def _windows(
 
 
 def _measure(
-    subject: Subject, plan: Plan, checkpoint: Checkpoint, wanted: frozenset[str], units: str | None
+    subject: Subject,
+    plan: Plan,
+    checkpoint: Checkpoint,
+    wanted: frozenset[str],
+    units: str | None,
+    linear_memory: bool | None,
 ) -> CheckpointScores:
-    heads = HeadScores(subject, plan.probe, with_copying="copying" in wanted)
+    with_copying = "copying" in wanted
+    heads = HeadScores(subject, plan.probe, with_copying=with_copying, linear_memory=linear_memory)
     with torch.no_grad():
         heads.visit(units=units)
         behaviour: dict[str, Any] = _repeats(subject, plan) if "repeats" in wanted else _NO_REPEATS

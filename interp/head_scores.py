@@ -79,7 +79,7 @@ def measure_reading(
 def _measure_by_edges(
     reading: Reading, probe: RepeatedTokens, directions: Float[Tensor, "batch position d_model"] | None
 ) -> UnitSamples:
-    """The same without a pattern; edge copying is one number for each sequence instead of one for each edge."""
+    """The same without a pattern; edge copying is one number for each sequence, not one for each edge."""
     found = edge_scores.edge_scores(reading, probe, offsets=OFFSETS)
     samples = {name: getattr(found, name) for name in ("previous", "first_position")}
     samples |= {"rowsum": found.rowsum[..., 0], "latest": found.latest, "pairs": found.pairs}
@@ -143,7 +143,8 @@ class HeadScores:
             directions = self.subject.directions(probe.tokens[:, : probe.first + probe.period])
 
         def look(view: LayerView) -> None:
-            for reading in computed_once(view.readings):
+            by_edges = edge_scores.chosen(probe, self.linear_memory)
+            for reading in view.readings if by_edges else computed_once(view.readings):
                 key = (view.layer, reading.name)
                 self._labels[key] = (reading.unit, reading.normalisation)
                 samples = measure_reading(reading, probe, directions, linear_memory=self.linear_memory)

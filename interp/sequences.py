@@ -57,7 +57,7 @@ class RepeatedTokens:
 
     @cached_property
     def _copies(self) -> tuple[Int[Tensor, "batch seq"], ...]:
-        """Positions in order of token then time; each position's place there; how many equal ones precede it."""
+        """Positions in order of token, then time; each position's place there; how many equals precede it."""
         # What stands before the first token is like nothing else.
         tokens = self.tokens.long().clone()
         tokens[:, : self.first] = -1

@@ -89,14 +89,16 @@ class LogDecayBetween:
     """The same for log decays, which may be -inf (a reset): -inf where a reset lies between."""
 
     def __init__(self, log_decay: Tensor):
+        self.per_channel = log_decay.ndim == 4
         resets = torch.isneginf(log_decay)
         self.finite = Between(log_decay.masked_fill(resets, 0))
-        self.resets = Between(resets)
+        self.resets = Between(resets) if bool(resets.any()) else None
 
     def __call__(self, at: Placed) -> Tensor:
-        future = ~at.exists()
         sums = self.finite(at)
-        hidden = (self.resets(at) > 0) | future.view(-1, *[1] * (sums.ndim - 1))
+        hidden = (~at.exists()).view(-1, *[1] * (sums.ndim - 1))
+        if self.resets is not None:
+            hidden = hidden | (self.resets(at) > 0)
         return sums.masked_fill(hidden, -torch.inf)
 
 

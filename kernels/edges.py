@@ -112,9 +112,7 @@ def linear_edges(
     gates = {"log_decay": log_decay, "k_weight": k_weight}
     denominator = None
     if normalise:
-        ones = torch.ones_like(v[..., :1])
-        row_sum = gated_linear_attention.chunked(q, k, ones, scale=scale, **gates)[0]
-        denominator = row_sum[..., 0] + eps
+        denominator = linear_denominator(q, k, n_heads=v.shape[2], scale=scale, eps=eps, **gates)
     weights = linear_weights(q, k, edges, denominator, n_heads=v.shape[2], scale=scale, **gates)
     options = {"scale": scale, "normalise": normalise, "eps": eps, **gates}
     output = gated_linear_attention.chunked(q, k, v, **options)[0]
@@ -134,24 +132,30 @@ def linear_weights(
     log_decay: Tensor | None = None,
     k_weight: Float[Tensor, "batch seq head"] | None = None,
     scale: float = 1.0,
+    between: LogDecayBetween | None = None,
 ) -> Float[Tensor, "n head"]:
     """scale sum_d q k w exp(sum of the log decays between) on edges, divided by the denominator if there is
     one.
+
+    `between` is `decay_between(log_decay, ...)` where it is at hand from an earlier call.
     """
     acc = accumulation_dtype(q, k, log_decay, k_weight)
-    between = None
-    if log_decay is not None:
-        per_step = log_decay.expand(*q.shape[:2], n_heads) if log_decay.ndim == 1 else log_decay
-        between = LogDecayBetween(per_step)
+    if between is None and log_decay is not None:
+        between = decay_between(log_decay, (*q.shape[:2], n_heads))
 
     def block(at: Placed) -> Tensor:
         exists = at.exists()[:, None]
-        queries, keys = (_to_heads(x[:, None], n_heads)[:, 0] for x in (at.at_dest(q), at.at_src(k)))
+        queries, keys = at.at_dest(q), at.at_src(k)
+        if queries.shape[1] != keys.shape[1] or between is not None and between.per_channel:
+            queries, keys = (_to_heads(x[:, None], n_heads)[:, 0] for x in (queries, keys))
         products = queries.to(acc) * keys
-        if between is not None:
-            decay = torch.exp(between(at)).to(acc)
-            products = products * (decay if decay.ndim == 3 else decay[..., None])
-        weights = products.sum(dim=-1) * scale
+        decay = None if between is None else torch.exp(between(at)).to(acc)
+        if decay is not None and between.per_channel:
+            weights = (products * decay).sum(dim=-1) * scale
+        else:
+            weights = products.sum(dim=-1) * scale
+            weights = weights.repeat_interleave(n_heads // weights.shape[1], dim=1)
+            weights = weights if decay is None else weights * decay
         if k_weight is not None:
             weights = weights * at.at_src(k_weight)
         if denominator is not None:
@@ -159,6 +163,27 @@ def linear_weights(
         return weights.masked_fill(~exists, 0)
 
     return blockwise(block, edges, n_heads * q.shape[-1])
+
+
+def decay_between(log_decay: Tensor, shape: tuple[int, int, int]) -> LogDecayBetween:
+    """Sums of log decays between positions, for `linear_weights`; `shape` is (batch, seq, head)."""
+    return LogDecayBetween(log_decay.expand(shape) if log_decay.ndim == 1 else log_decay)
+
+
+def linear_denominator(
+    q: Float[Tensor, "batch seq _ d_k"],
+    k: Float[Tensor, "batch seq _ d_k"],
+    *,
+    n_heads: int,
+    log_decay: Tensor | None = None,
+    k_weight: Float[Tensor, "batch seq head"] | None = None,
+    scale: float = 1.0,
+    eps: float = 0.0,
+) -> Float[Tensor, "batch seq head"]:
+    """What `normalise` divides each row of linear attention by, in linear time and memory."""
+    ones = torch.ones(*q.shape[:2], n_heads, 1, dtype=accumulation_dtype(q, k), device=q.device)
+    gates = {"log_decay": log_decay, "k_weight": k_weight}
+    return gated_linear_attention.chunked(q, k, ones, scale=scale, **gates)[0][..., 0] + eps
 
 
 def scan_edges(
@@ -191,18 +216,56 @@ def scan_weights(
     B: Float[Tensor, "batch seq d_state"],
     C: Float[Tensor, "batch seq d_state"],
     edges: Placed,
+    *,
+    elapsed: Between | None = None,
 ) -> Float[Tensor, "n channel"]:
-    """sum_n C[n] exp(A[c, n] sum of dt between) B[n] dt on edges."""
-    acc = accumulation_dtype(dt, A_log, B, C)
-    rates, elapsed = -torch.exp(A_log.to(acc)).transpose(0, 1), Between(dt)
+    """sum_n C[n] exp(A[c, n] sum of dt between) B[n] dt on edges.
+
+    `elapsed` is `Between(dt)` where it is at hand from an earlier call.
+    """
+    terms = _scan_terms(dt, A_log, B, C, elapsed)
 
     def block(at: Placed) -> Tensor:
-        logs = elapsed(at).to(acc)[:, None, :] * rates
-        decay = torch.exp(logs.masked_fill(~at.exists()[:, None, None], -torch.inf))
-        read_write = (at.at_dest(C) * at.at_src(B)).to(acc)
+        read_write, decay = terms(at)
         return torch.einsum("ns,nsc->nc", read_write, decay) * at.at_src(dt)
 
     return blockwise(block, edges, A_log.numel())
+
+
+@without_autocast
+def scan_weights_by_state(
+    dt: Float[Tensor, "batch seq channel"],
+    A_log: Float[Tensor, "channel d_state"],
+    B: Float[Tensor, "batch seq d_state"],
+    C: Float[Tensor, "batch seq d_state"],
+    edges: Placed,
+    *,
+    elapsed: Between | None = None,
+) -> Float[Tensor, "n d_state channel"]:
+    """`scan_weights` split by state index, of which it is the sum."""
+    terms = _scan_terms(dt, A_log, B, C, elapsed)
+
+    def block(at: Placed) -> Tensor:
+        read_write, decay = terms(at)
+        return decay * read_write[..., None] * at.at_src(dt)[:, None]
+
+    return blockwise(block, edges, A_log.numel())
+
+
+def _scan_terms(
+    dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, elapsed: Between | None
+) -> Callable[[Placed], tuple[Float[Tensor, "n d_state"], Float[Tensor, "n d_state channel"]]]:
+    """C B and the decay of edges; the decay is 0 where there is no edge."""
+    acc = accumulation_dtype(dt, A_log, B, C)
+    rates = -torch.exp(A_log.to(acc)).transpose(0, 1)
+    elapsed = Between(dt) if elapsed is None else elapsed
+
+    def at_edges(at: Placed) -> tuple[Tensor, Tensor]:
+        # Masked before exp: a source in the future would overflow.
+        between = elapsed(at).to(acc).masked_fill(~at.exists()[:, None], torch.inf)
+        return (at.at_dest(C) * at.at_src(B)).to(acc), torch.exp(between[:, None, :] * rates)
+
+    return at_edges
 
 
 def composed_weights(

@@ -4,20 +4,20 @@ Each class computes the function of its kernel's `pattern`.
 """
 
 import abc
-import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Float, Int64
 from torch import Tensor
 
-from kernels import selective_scan, softmax_attention
-from kernels.segment_sum import segment_sum
-from models.mixers.scan_rows import scan_rows
-
-# Numbers in the largest temporary tensor of an edge computation.
-EDGE_BLOCK = 2**24
+from kernels import edges as edge_kernels
+from kernels import gated_linear_attention, selective_scan, softmax_attention
+from kernels.edge_set import Between, LogDecayBetween, Placed
+from kernels.row_sums import linear_abs_row_sum
+from models.mixers.scan_rows import TILE, scan_rows, walk_scan_rows
 
 
 class Entries(abc.ABC):
@@ -25,6 +25,8 @@ class Entries(abc.ABC):
 
     n_units: int
     d_entry: int
+    # Fewer rows than these in a block cost as much time as they do.
+    least_rows: ClassVar[int] = 1
 
     @abc.abstractmethod
     def rows(self, start: int, stop: int) -> Float[Tensor, "batch rows src unit d_entry"]:
@@ -35,6 +37,16 @@ class Entries(abc.ABC):
         self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n unit d_entry"]:
         """Chosen entries; those with src > dest, or src past the end, are 0. Memory linear in n."""
+
+    def walk(
+        self, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[Float[Tensor, "batch rows src unit d_entry"]]:
+        """`rows` of blocks (start, stop), each beginning where the one before ended."""
+        return (self.rows(*block) for block in blocks)
+
+    def abs_row_sums(self) -> Float[Tensor, "batch unit dest"] | None:
+        """sum_j |A| where there is a quicker way to it than through all rows of A; else None."""
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +75,9 @@ class SoftmaxEntries(Entries):
         self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n unit 1"]:
         """exp(score - logsumexp) on chosen edges."""
-        allowed, src = _causal(dest, src, self.q.shape[1])
-        if self.window is not None:
-            allowed = allowed & (src > dest - self.window)
-        keys = self.k[batch, src].repeat_interleave(self.n_units // self.k.shape[2], 1)
-        scores = (self.q[batch, dest] * keys).sum(-1) * self.scale
-        weights = torch.exp((scores - self._lse[batch, dest]).masked_fill(~allowed[:, None], -math.inf))
-        return weights[..., None]
+        at = Placed(batch=batch, dest=dest, src=src)
+        options = {"scale": self.scale, "window": self.window}
+        return edge_kernels.softmax_weights(self.q, self.k, at, self._lse, **options)[..., None]
 
     @cached_property
     def _lse(self) -> Float[Tensor, "batch seq head"]:
@@ -95,64 +103,48 @@ class LinearEntries(Entries):
 
     def rows(self, start: int, stop: int) -> Float[Tensor, "batch rows src unit 1"]:
         """Destinations start .. stop-1, sources 0 .. stop-1."""
-        q, k = self._heads(self.q[:, start:stop]), self._heads(self.k[:, :stop])
-        products = torch.einsum("bihd,bjhd->bhij", q, k) * self.scale
-        at = torch.arange(stop, device=q.device)
-        later = at > at[start:, None]
-        if self.log_decay is None:
-            products = products.masked_fill(later, 0)
-        else:
-            decay = segment_sum(self.log_decay[:, :stop].transpose(1, 2), slice(start, stop))
-            products = products * torch.exp(decay.masked_fill(later, -math.inf))
-        if self.k_weight is not None:
-            products = products * self.k_weight[:, :stop].transpose(1, 2)[:, :, None]
+        before = {name: None if x is None else x[:, :stop] for name, x in self._gates.items()}
+        rows = gated_linear_attention.pattern(
+            self.q[:, :stop], self.k[:, :stop], scale=self.scale, rows=slice(start, stop), **before
+        )
         if self.normalise:
-            products = products / self._denominator[:, start:stop].transpose(1, 2)[..., None]
-        return products.permute(0, 2, 3, 1)[..., None]
+            rows = rows / self._denominator[:, start:stop].transpose(1, 2)[..., None]
+        return rows.permute(0, 2, 3, 1)[..., None]
 
     def edges(
         self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n unit 1"]:
         """The same function on chosen edges."""
-        allowed, src = _causal(dest, src, self.q.shape[1])
-        repeat = self.n_units // self.q.shape[2]
-        products = (self.q[batch, dest] * self.k[batch, src]).sum(-1).repeat_interleave(
-            repeat, 1
-        ) * self.scale
-        if self.log_decay is not None:
-            elapsed = (self._total_decay[batch, dest] - self._total_decay[batch, src]).to(products.dtype)
-            products = products * torch.exp(elapsed.masked_fill(~allowed[:, None], -math.inf))
-        if self.k_weight is not None:
-            products = products * self.k_weight[batch, src]
-        if self.normalise:
-            products = products / self._denominator[batch, dest]
-        return products.masked_fill(~allowed[:, None], 0)[..., None]
+        weights = edge_kernels.linear_weights(
+            self.q,
+            self.k,
+            Placed(batch=batch, dest=dest, src=src),
+            self._denominator if self.normalise else None,
+            n_heads=self.n_units,
+            scale=self.scale,
+            between=self._between,
+            **self._gates,
+        )
+        return weights[..., None]
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.repeat_interleave(self.n_units // x.shape[2], 2)
+    def abs_row_sums(self) -> Float[Tensor, "batch unit dest"]:
+        """sum_j |A| without any row of A."""
+        sums = linear_abs_row_sum(self.q, self.k, n_heads=self.n_units, scale=self.scale, **self._gates)
+        return (sums / self._denominator.abs() if self.normalise else sums).transpose(1, 2)
+
+    @property
+    def _gates(self) -> dict[str, Tensor | None]:
+        return {"log_decay": self.log_decay, "k_weight": self.k_weight}
 
     @cached_property
-    def _total_decay(self) -> Float[Tensor, "batch seq head"]:
-        # Differences of long sums: float64 keeps their digits.
-        return self.log_decay.double().cumsum(1)
+    def _between(self) -> LogDecayBetween | None:
+        shape = (*self.q.shape[:2], self.n_units)
+        return None if self.log_decay is None else edge_kernels.decay_between(self.log_decay, shape)
 
     @cached_property
     def _denominator(self) -> Float[Tensor, "batch seq head"]:
-        if self.log_decay is not None or self.k_weight is not None:
-            blocks = [
-                self._plain.rows(start, min(start + 64, self.q.shape[1]))[..., 0].sum(2)
-                for start in range(0, self.q.shape[1], 64)
-            ]
-            return torch.cat(blocks, 1) + self.eps
-        row_sum = (self.q * self.k.cumsum(1)).sum(-1) * self.scale + self.eps
-        return row_sum.repeat_interleave(self.n_units // self.q.shape[2], 2)
-
-    @cached_property
-    def _plain(self) -> "LinearEntries":
-        return LinearEntries(
-            q=self.q, k=self.k, n_units=self.n_units, scale=self.scale,
-            log_decay=self.log_decay, k_weight=self.k_weight,
-        )  # fmt: skip
+        options = {"n_heads": self.n_units, "scale": self.scale, "eps": self.eps}
+        return edge_kernels.linear_denominator(self.q, self.k, **options, **self._gates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +156,7 @@ class ScanEntries(Entries):
     B: Float[Tensor, "batch seq d_state"]
     C: Float[Tensor, "batch seq d_state"]
     by_state: bool = False
+    least_rows = TILE
 
     @property
     def n_units(self) -> int:
@@ -181,30 +174,28 @@ class ScanEntries(Entries):
             return rows.permute(0, 3, 4, 2, 1)
         return scan_rows(*inputs, start, stop)[:, :, :, None]
 
+    def walk(
+        self, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[Float[Tensor, "batch rows src unit channel"]]:
+        """The same, block after block; without gradients in one pass over the sequence."""
+        inputs = (self.dt, self.A_log, self.B, self.C)
+        if self.by_state or torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            return super().walk(blocks)
+        return (rows[:, :, :, None] for rows in walk_scan_rows(*inputs, blocks))
+
     def edges(
         self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n unit channel"]:
-        """The same on chosen edges: n x unit x channel numbers and temporaries of `EDGE_BLOCK`."""
-        size = max(1, EDGE_BLOCK // (self.d_entry * self.A_log.shape[1]))
-        blocks = zip(batch.split(size), dest.split(size), src.split(size), strict=True)
-        return torch.cat([self._edge_block(*block) for block in blocks])
-
-    def _edge_block(self, batch: Tensor, dest: Tensor, src: Tensor) -> Tensor:
-        allowed, src = _causal(dest, src, self.dt.shape[1])
-        elapsed = (self._total_dt[batch, dest] - self._total_dt[batch, src]).to(self.dt.dtype)
-        rates = -torch.exp(self.A_log)
-        # Masked before exp: a source in the future would overflow.
-        decay = torch.exp(
-            (elapsed[:, None] * rates.T).masked_fill(~allowed[:, None, None], -math.inf)
-        )  # [n d_state channel]
-        terms = decay * (self.C[batch, dest] * self.B[batch, src])[..., None]
-        if not self.by_state:
-            terms = terms.sum(1, keepdim=True)
-        return terms * self.dt[batch, src][:, None]
+        """The same on chosen edges: n x unit x channel numbers and temporaries of a fixed size."""
+        at = Placed(batch=batch, dest=dest, src=src)
+        inputs = (self.dt, self.A_log, self.B, self.C, at)
+        if self.by_state:
+            return edge_kernels.scan_weights_by_state(*inputs, elapsed=self._elapsed)
+        return edge_kernels.scan_weights(*inputs, elapsed=self._elapsed)[:, None]
 
     @cached_property
-    def _total_dt(self) -> Float[Tensor, "batch seq channel"]:
-        return self.dt.double().cumsum(1)
+    def _elapsed(self) -> Between:
+        return Between(self.dt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,6 +204,7 @@ class GroupedEntries(Entries):
 
     whole: ScanEntries
     index: Int64[Tensor, "unit d_entry"]
+    least_rows = TILE
 
     @property
     def n_units(self) -> int:
@@ -226,6 +218,12 @@ class GroupedEntries(Entries):
         """Destinations start .. stop-1, sources 0 .. stop-1."""
         return self._grouped(self.whole.rows(start, stop))
 
+    def walk(
+        self, blocks: Iterable[tuple[int, int]]
+    ) -> Iterator[Float[Tensor, "batch rows src unit d_entry"]]:
+        """The same, block after block."""
+        return (self._grouped(rows) for rows in self.whole.walk(blocks))
+
     def edges(
         self, batch: Int64[Tensor, " n"], dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"]
     ) -> Float[Tensor, "n unit d_entry"]:
@@ -234,10 +232,3 @@ class GroupedEntries(Entries):
 
     def _grouped(self, entry: Tensor) -> Tensor:
         return entry[..., 0, :][..., self.index.clamp_min(0)] * (self.index >= 0)
-
-
-def _causal(
-    dest: Int64[Tensor, " n"], src: Int64[Tensor, " n"], seq: int
-) -> tuple[Bool[Tensor, " n"], Int64[Tensor, " n"]]:
-    """Which edges exist, and sources that can be indexed everywhere."""
-    return (src >= 0) & (src <= dest), src.clamp(0, seq - 1)

@@ -25,6 +25,8 @@ from models.mixers.entries import Entries
 
 # Largest temporary tensor of a row block, in bytes.
 BLOCK_BYTES = 64 * 2**20
+# How many times that on a GPU, where small blocks leave it idle.
+CUDA_BLOCKS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +148,7 @@ class Reading:
         """
         first, last, _ = (rows or slice(None)).indices(self.n_seq)
         out = self.constant.new_zeros(self.n_batch, self.n_units, max(last - first, 0), self.n_seq)
-        for start, stop in self.row_blocks(first, last):
-            size = self._sizes(start, stop)
+        for (start, stop), size in self._walk(first, last):
             if self.normalisation != "none":
                 size = size / size.sum(-1, keepdim=True).clamp_min(torch.finfo(size.dtype).tiny)
             out[:, :, start - first : stop - first, :stop] = size
@@ -169,30 +170,42 @@ class Reading:
     @cached_property
     def row_sums(self) -> Float[Tensor, "batch unit dest"]:
         """Sum over sources of what `weights` are normalised with: |A|, or the norms of the contributions."""
-        blocks = [self._sizes(start, stop).abs().sum(-1) for start, stop in self.row_blocks(0, self.n_seq)]
-        return torch.cat(blocks, -1)
+        if self.normalisation == "abs_row":
+            sums = self.entries.abs_row_sums()
+            if sums is not None:
+                return sums
+        return torch.cat([size.abs().sum(-1) for _, size in self._walk(0, self.n_seq)], -1)
 
     def row_blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Ranges of destinations whose source vectors take at most `BLOCK_BYTES` (at least one row each)."""
+        """Ranges of destinations whose source vectors take at most `BLOCK_BYTES`, `least_rows` each at least."""
         width = self.n_units * max(self.taps.shape[-1], self._norm_width)
         # A block of n rows from `start` has n (start + n) entries, as no row looks beyond the block's end.
         most = BLOCK_BYTES / (self.n_batch * width * self.constant.element_size())
+        if self.constant.is_cuda:
+            most *= CUDA_BLOCKS
         start = first
         while start < last:
-            n = max(1, int((math.sqrt(start * start + 4 * most) - start) / 2))
+            n = max(self.entries.least_rows, int((math.sqrt(start * start + 4 * most) - start) / 2))
             yield start, min(last, start + n)
             start = min(last, start + n)
 
-    def _sizes(self, start: int, stop: int) -> Float[Tensor, "batch unit rows src=stop"]:
-        """Un-normalised weights of a row block."""
-        if self.normalisation == "contribution":
-            y = torch.einsum("bijus,usr->bijur", self._gated_rows(start, stop), self._norm_factor)
-            return y.norm(dim=-1).permute(0, 3, 1, 2)
-        entry = self.entries.rows(start, stop)[..., 0].permute(0, 3, 1, 2)
-        return entry if self.normalisation == "none" else entry.abs()
+    def _walk(self, first: int, last: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
+        """Blocks of destinations (start, stop) and their un-normalised weights [batch unit rows src=stop]."""
+        blocks = list(self.row_blocks(first, last))
+        for (start, stop), entry in zip(blocks, self.entries.walk(blocks), strict=True):
+            if self.normalisation == "contribution":
+                y = torch.einsum("bijus,usr->bijur", self._gated(entry, start, stop), self._norm_factor)
+                yield (start, stop), y.norm(dim=-1).permute(0, 3, 1, 2)
+            else:
+                size = entry[..., 0].permute(0, 3, 1, 2)
+                yield (start, stop), size if self.normalisation == "none" else size.abs()
 
     def _gated_rows(self, start: int, stop: int) -> Float[Tensor, "batch rows src=stop unit d_source"]:
-        entry = self.entries.rows(start, stop)
+        return self._gated(self.entries.rows(start, stop), start, stop)
+
+    def _gated(
+        self, entry: Float[Tensor, "batch rows src unit d_entry"], start: int, stop: int
+    ) -> Float[Tensor, "batch rows src unit d_source"]:
         if self.skip is not None:
             at = torch.arange(start, stop, device=entry.device)
             entry = entry.clone()

@@ -11,6 +11,7 @@ to tile by one multiplication. Only within a tile are there exponentials of sing
 """
 
 import math
+from collections.abc import Iterable, Iterator
 
 import torch
 from jaxtyping import Float
@@ -18,6 +19,8 @@ from torch import Tensor
 
 # Rows of a tile: fewer mean fewer exponentials, more mean larger products.
 TILE = 8
+# The same where one pass goes through the whole of a long sequence: fewer updates of all earlier sources.
+LONG_TILE = 32
 
 
 def scan_rows(
@@ -53,6 +56,43 @@ def scan_rows(
             )
         out[:, rows, tile:last] = _diagonal(dt, B, C, rates, total, tile, last)
     return out
+
+
+def walk_scan_rows(
+    dt: Float[Tensor, "batch seq channel"],
+    A_log: Float[Tensor, "channel d_state"],
+    B: Float[Tensor, "batch seq d_state"],
+    C: Float[Tensor, "batch seq d_state"],
+    blocks: Iterable[tuple[int, int]],
+) -> Iterator[Float[Tensor, "batch rows src=stop channel"]]:
+    """`scan_rows` of consecutive blocks (start, stop), carrying on what reaches the earlier sources.
+
+    Without gradients. One buffer [batch channel seq d_state] is kept.
+    """
+    with torch.no_grad():
+        rates = -torch.exp(A_log.double()).to(dt.dtype)
+        total = dt.double().cumsum(1)
+        writes = dt[..., None] * B[:, :, None]
+        buffer = dt.new_empty(dt.shape[0], dt.shape[2], dt.shape[1], A_log.shape[1])
+        first, reference = 0, total[:, 0]
+        for start, stop in blocks:
+            out = dt.new_zeros(dt.shape[0], stop - start, stop, dt.shape[2])
+            for tile in range(start, stop, LONG_TILE):
+                last = min(tile + LONG_TILE, stop)
+                rows = slice(tile - start, last - start)
+                decay = torch.exp((total[:, tile] - reference).to(dt.dtype)[..., None] * rates)
+                buffer[:, :, :first].mul_(decay[:, :, None])
+                between = (total[:, tile, None] - total[:, first:tile]).to(dt.dtype)[..., None]
+                added = (between * rates).exp_().mul_(writes[:, first:tile])
+                buffer[:, :, first:tile] = added.transpose(1, 2)
+                first, reference = tile, total[:, tile]
+                left = ((total[:, tile:last] - reference[:, None]).to(dt.dtype)[..., None] * rates).exp_()
+                left.mul_(C[:, tile:last, None])
+                if tile:
+                    earlier = torch.matmul(left.transpose(1, 2), buffer[:, :, :tile].transpose(2, 3))
+                    out[:, rows, :tile] = earlier.permute(0, 2, 3, 1)
+                out[:, rows, tile:last] = _diagonal(dt, B, C, rates, total, tile, last)
+            yield out
 
 
 def _advanced(
