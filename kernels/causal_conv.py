@@ -11,7 +11,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, resolve_backend, resolve_form, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    resolve_backend,
+    resolve_form,
+    triton_unfit,
+    without_autocast,
+)
 
 Sequence = Float[Tensor, "batch seq channel"]
 State = Float[Tensor, "batch width_1 channel"]
@@ -124,7 +131,14 @@ def causal_conv(
 
     Source: Gu and Dao 2023, arXiv:2312.00752, the block's convolution.
     """
-    resolve_backend("causal_conv", backend, x)
+    unfit = triton_unfit(form, {}, x, weight, bias, state)
+    if unfit is None and weight.shape[1] > 4:
+        unfit = f"width {weight.shape[1]}"
+    if resolve_backend("causal_conv", backend, x, unfit) == "triton":
+        from kernels.triton import causal_conv as fused
+
+        _padded(x[:, :1], weight, bias, state)
+        return fused.causal_conv(x, weight, bias, state=state, silu=silu)
     function = resolve_form(
         "causal_conv", form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
     )

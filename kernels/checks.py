@@ -2,6 +2,10 @@
 precision.
 """
 
+import functools
+import importlib.util
+import os
+import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
@@ -14,8 +18,9 @@ from kernels import KernelError
 P = ParamSpec("P")
 R = TypeVar("R")
 
-# Operators that have Triton kernels; each kernel file adds its name here when it lands.
-TRITON_OPERATORS: frozenset[str] = frozenset()
+# Operators that have Triton kernels.
+TRITON_OPERATORS = frozenset({"softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv"})
+TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **sizes: int) -> dict[str, int]:
@@ -63,27 +68,57 @@ def check_groups(operator: str, n_heads: int, **groups: int) -> None:
             raise KernelError(f"{operator}: {name} has {count} heads, accepted are divisors of {n_heads}")
 
 
-def resolve_backend(operator: str, backend: str | None, tensor: Tensor) -> str:
+def resolve_backend(operator: str, backend: str | None, tensor: Tensor, unfit: str | None = None) -> str:
     """The backend that computes a call: the tensor's device decides, an explicit request is met or refused.
 
+    Args:
+        unfit: What of this call the Triton kernels do not take, if anything.
+
     Returns:
-        "triton" for a CUDA tensor where the operator has Triton kernels, else "torch".
+        "triton" for a CUDA tensor where the operator has Triton kernels that take the call, else "torch".
 
     Raises:
-        KernelError: A backend that is unknown, or not available for this operator or device.
+        KernelError: A backend that is unknown, or not available for this operator, device or call.
     """
     has_triton = operator in TRITON_OPERATORS
     if backend is None:
-        return "triton" if has_triton and tensor.is_cuda else "torch"
+        return "triton" if has_triton and tensor.is_cuda and unfit is None and _triton_found() else "torch"
     if backend not in ("torch", "triton"):
         raise KernelError(f"{operator}: backend {backend!r} is unknown, accepted are 'torch' and 'triton'")
-    if backend == "triton" and not has_triton:
+    if backend == "torch":
+        return backend
+    if not has_triton:
         raise KernelError(
             f"{operator}: backend 'triton' is not available for this operator, accepted is 'torch'"
         )
-    if backend == "triton" and not tensor.is_cuda:
+    if not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
         raise KernelError(f"{operator}: backend 'triton' needs CUDA tensors, got {tensor.device}")
+    if not _triton_found():
+        raise KernelError(f"{operator}: backend 'triton' needs the package triton, which is not installed")
+    if unfit is not None:
+        raise KernelError(
+            f"{operator}: backend 'triton' does not take {unfit}, accepted is backend 'torch'"
+        )
     return backend
+
+
+@functools.cache
+def _triton_found() -> bool:
+    """Whether Triton can be imported; says so once if it cannot."""
+    found = importlib.util.find_spec("triton") is not None
+    if not found:
+        warnings.warn("triton is not installed: CUDA tensors run in the slower torch forms", stacklevel=3)
+    return found
+
+
+def triton_unfit(form: str, widths: dict[str, int], *tensors: Tensor | None) -> str | None:
+    """What the Triton kernels do not take, or None: a form but "chunked", float64, widths above 256."""
+    if form != "chunked":
+        return f"form {form!r}"
+    wide = next((t.dtype for t in tensors if t is not None and t.dtype not in TRITON_DTYPES), None)
+    if wide is not None:
+        return f"dtype {wide}"
+    return next((f"{name} {width}" for name, width in widths.items() if width > 256), None)
 
 
 def resolve_form(operator: str, form: str, forms: dict[str, Callable]) -> Callable:

@@ -24,6 +24,7 @@ from kernels.checks import (
     check_groups,
     resolve_backend,
     resolve_form,
+    triton_unfit,
     without_autocast,
 )
 from kernels.chunked_linear import ChunkedLinear, chunked_by_channel
@@ -87,7 +88,7 @@ def pattern(
     2024, arXiv:2405.21060.
     """
     q, k, decay = _prepare(q, k, None, log_decay, k_weight, scale, state, normalise)
-    weights = _raw_pattern(q, k, decay, rows or slice(None))
+    weights = _raw_pattern(q, k, None if log_decay is None else decay, rows or slice(None))
     if not normalise:
         return weights
     return weights / _denominator(weights, q, decay, state, eps, rows or slice(None))
@@ -114,7 +115,7 @@ def parallel(
     dtype = v.dtype
     q, k, decay = _prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
     v = v.to(q.dtype)
-    weights = _raw_pattern(q, k, decay)
+    weights = _raw_pattern(q, k, None if log_decay is None else decay)
     output = torch.einsum("bhij,bjhv->bihv", weights, v)
     from_start = torch.exp(decay.cumsum(dim=1))
     if state is not None:
@@ -260,7 +261,19 @@ def gated_linear_attention(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
-    resolve_backend(OPERATOR, backend, q)
+    unfit = triton_unfit(form, {"d_k": q.shape[-1], "d_v": v.shape[-1]}, q, k, v)
+    if log_decay is not None and log_decay.ndim == 4:
+        unfit = "a decay per key channel"
+    if resolve_backend(OPERATOR, backend, q, unfit) == "triton":
+        from kernels.triton import gated_linear_attention as fused
+
+        _check(q, k, v, log_decay, k_weight, state, normalise)
+        s, z = (None, None) if state is None else (state.s, state.z)
+        o, s, z = fused.gated_linear_attention(
+            q, k, v, log_decay=log_decay, k_weight=k_weight, scale=scale, normalise=normalise, eps=eps,
+            s=s, z=z,
+        )
+        return o, LinearState(s=s, z=z)
     function = resolve_form(
         OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
     )
@@ -342,11 +355,14 @@ def _prepare(
     return q, k, decay if decay.ndim == 4 else decay.expand(q.shape[:3])[..., None]
 
 
-def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor, rows: slice = slice(None)) -> Tensor:
+def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor | None, rows: slice = slice(None)) -> Tensor:
     """Unnormalised A [batch head dest src]. One key channel at a time where each has its own decay."""
     position = torch.arange(q.shape[1], device=q.device)
     later = position[None, :] > position[rows, None]
-    q, by_channel = q[:, rows], decay.permute(0, 2, 3, 1)
+    q = q[:, rows]
+    if decay is None:
+        return torch.einsum("bihd,bjhd->bhij", q, k).masked_fill(later, 0)
+    by_channel = decay.permute(0, 2, 3, 1)
 
     def decays(channel: int) -> Tensor:
         return torch.exp(segment_sum(by_channel[:, :, channel], rows).masked_fill(later, -torch.inf))

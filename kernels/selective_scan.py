@@ -16,7 +16,14 @@ from torch.nn import functional as F
 
 from kernels import KernelError
 from kernels.checkpointed_scan import CheckpointedScan
-from kernels.checks import accumulation_dtype, check_axes, resolve_backend, resolve_form, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    resolve_backend,
+    resolve_form,
+    triton_unfit,
+    without_autocast,
+)
 from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "selective_scan"
@@ -205,7 +212,12 @@ def selective_scan(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
-    resolve_backend(OPERATOR, backend, u)
+    unfit = triton_unfit(form, {"d_state": A_log.shape[-1]}, u, dt, A_log, B, C, z)
+    if resolve_backend(OPERATOR, backend, u, unfit) == "triton":
+        from kernels.triton import selective_scan as fused
+
+        _check(u, dt, A_log, B, C, D, z, state)
+        return fused.selective_scan(u, dt, A_log, B, C, D=D, z=z, state=state)
     function = resolve_form(
         OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
     )

@@ -22,6 +22,7 @@ from kernels.checks import (
     check_groups,
     resolve_backend,
     resolve_form,
+    triton_unfit,
     without_autocast,
 )
 
@@ -203,7 +204,12 @@ def softmax_attention(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
-    resolve_backend("softmax_attention", backend, q)
+    unfit = triton_unfit(form, {"d_head": q.shape[-1], "d_v": v.shape[-1]}, q, k, v)
+    if resolve_backend("softmax_attention", backend, q, unfit) == "triton":
+        from kernels.triton import softmax_attention as fused
+
+        _check(q, k, v, window, sink)
+        return fused.softmax_attention(q, k, v, scale=scale, window=window, sink=sink)[0]
     forms = {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
     return resolve_form("softmax_attention", form, forms)(q, k, v, scale=scale, window=window, sink=sink)
 

@@ -1,6 +1,8 @@
-"""Block sizes per operator, width, dtype and GPU architecture: fixed, so that a user's first step tunes nothing.
+"""Block sizes per operator, width, dtype and GPU architecture: fixed, so that a user's first step tunes
+nothing.
 
-`experiments/benchmarks/tune.py` measures the alternatives; an architecture without an entry uses "sm_80", said once.
+`experiments/benchmarks/tune.py` measures the alternatives; an architecture without an entry uses "sm_80",
+said once.
 """
 
 import functools
@@ -12,30 +14,32 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """Rows and columns of a tile, warps of a program, stages of its software pipeline."""
+    """Rows and columns of a tile, warps of a program, pipeline stages, most registers of a thread."""
 
     block_m: int
     block_n: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
-def _c(block_m: int, block_n: int, warps: int, stages: int) -> Config:
-    return Config(block_m=block_m, block_n=block_n, warps=warps, stages=stages)
+def _c(block_m: int, block_n: int, warps: int, stages: int, registers: int | None = None) -> Config:
+    return Config(block_m=block_m, block_n=block_n, warps=warps, stages=stages, registers=registers)
 
 
-# (part, widest head up to, bytes of a number) -> Config. Looked up with the smallest width that holds the head.
+# (part, widest head up to, bytes of a number) -> Config. Looked up with the smallest width that holds the
+# head.
 _SM_80 = {
     ("attention_fwd", 32, 2): _c(128, 64, 4, 3),
     ("attention_fwd", 64, 2): _c(128, 64, 4, 3),
     ("attention_fwd", 128, 2): _c(128, 32, 8, 2),
     ("attention_fwd", 256, 2): _c(64, 32, 8, 2),
     ("attention_bwd_key", 32, 2): _c(64, 64, 4, 2),
-    ("attention_bwd_key", 64, 2): _c(64, 64, 4, 2),
+    ("attention_bwd_key", 64, 2): _c(32, 64, 4, 2),
     ("attention_bwd_key", 128, 2): _c(32, 64, 8, 2),
     ("attention_bwd_key", 256, 2): _c(16, 32, 8, 1),
     ("attention_bwd_query", 32, 2): _c(64, 64, 4, 2),
-    ("attention_bwd_query", 64, 2): _c(64, 64, 4, 2),
+    ("attention_bwd_query", 64, 2): _c(64, 32, 4, 2),
     ("attention_bwd_query", 128, 2): _c(64, 32, 8, 2),
     ("attention_bwd_query", 256, 2): _c(32, 32, 8, 1),
     ("attention_match", 64, 2): _c(64, 64, 4, 3),
@@ -76,7 +80,8 @@ _SM_90 = _SM_80 | {
     ("attention_bwd_key", 32, 2): _c(64, 64, 4, 3),
     ("attention_bwd_key", 64, 2): _c(64, 64, 4, 2),
     ("attention_bwd_query", 32, 2): _c(64, 64, 4, 3),
-    ("attention_bwd_query", 64, 2): _c(128, 64, 8, 3),
+    # At most 128 registers: two programs to a multiprocessor.
+    ("attention_bwd_query", 64, 2): _c(128, 64, 8, 3, 128),
     ("attention_bwd_query", 128, 2): _c(64, 64, 4, 2),
 }
 TABLES: dict[str, dict[tuple[str, int, int], Config]] = {"sm_80": _SM_80, "sm_90": _SM_90, "sm_100": _SM_90}

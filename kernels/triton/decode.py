@@ -1,4 +1,5 @@
-"""One-token steps on a GPU: linear attention, selective scan and causal convolution, one launch each. No gradients."""
+"""One-token steps on a GPU: linear attention, selective scan and causal convolution, one launch each. No
+gradients."""
 
 import typing
 
@@ -15,10 +16,12 @@ from kernels.triton.ops import register
 @typing.no_type_check
 def _linear_step_kernel(
     q_ptr, k_ptr, v_ptr, g_ptr, w_ptr, s_ptr, z_ptr, o_ptr, s_new_ptr, z_new_ptr,
-    stride_q_b, stride_q_h, stride_k_b, stride_k_h, stride_v_b, stride_v_h, stride_g_b, stride_g_h, stride_w_b, stride_w_h,
+    stride_q_b, stride_q_h, stride_k_b, stride_k_h, stride_v_b, stride_v_h, stride_g_b, stride_g_h,
+    stride_w_b, stride_w_h,
     n_head, scale, eps,
     GROUP_Q: tl.constexpr, GROUP_K: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_K: tl.constexpr,
-    BLOCK_V: tl.constexpr, HAS_G: tl.constexpr, HAS_W: tl.constexpr, HAS_S: tl.constexpr, NORMALISE: tl.constexpr,
+    BLOCK_V: tl.constexpr, HAS_G: tl.constexpr, HAS_W: tl.constexpr, HAS_S: tl.constexpr,
+    NORMALISE: tl.constexpr,
 ):  # fmt: skip
     """Next state and output of one head, one block of value columns."""
     lane = tl.program_id(0).to(tl.int64)
@@ -29,14 +32,18 @@ def _linear_step_kernel(
     mask_k = offs_k < D_K
     mask_v = offs_v < D_V
     mask = mask_k[:, None] & mask_v[None, :]
-    b_q = tl.load(q_ptr + batch * stride_q_b + head // GROUP_Q * stride_q_h + offs_k, mask=mask_k, other=0.0).to(tl.float32)
-    b_k = tl.load(k_ptr + batch * stride_k_b + head // GROUP_K * stride_k_h + offs_k, mask=mask_k, other=0.0).to(tl.float32)
-    b_v = tl.load(v_ptr + batch * stride_v_b + head * stride_v_h + offs_v, mask=mask_v, other=0.0).to(tl.float32)
+    b_q = tl.load(q_ptr + batch * stride_q_b + head // GROUP_Q * stride_q_h + offs_k, mask=mask_k,
+        other=0.0).to(tl.float32)
+    b_k = tl.load(k_ptr + batch * stride_k_b + head // GROUP_K * stride_k_h + offs_k, mask=mask_k,
+        other=0.0).to(tl.float32)
+    b_v = tl.load(v_ptr + batch * stride_v_b + head * stride_v_h + offs_v, mask=mask_v,
+        other=0.0).to(tl.float32)
     keep = 1.0
     if HAS_W:
         b_k = b_k * tl.load(w_ptr + batch * stride_w_b + head * stride_w_h).to(tl.float32)
     if HAS_G:
-        keep = tl.exp2(tl.load(g_ptr + batch * stride_g_b + head * stride_g_h).to(tl.float32) * 1.4426950408889634)
+        log_decay = tl.load(g_ptr + batch * stride_g_b + head * stride_g_h).to(tl.float32)
+        keep = tl.exp2(log_decay * 1.4426950408889634)
     place = lane * (D_K * D_V) + offs_k[:, None] * D_V + offs_v[None, :]
     b_s = b_k[:, None] * b_v[None, :]
     if HAS_S:
@@ -53,10 +60,12 @@ def _linear_step_kernel(
 
 
 def linear_step(
-    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor | None = None, k_weight: Tensor | None = None, scale: float = 1.0,
+    q: Tensor, k: Tensor, v: Tensor, *, log_decay: Tensor | None = None, k_weight: Tensor | None = None,
+    scale: float = 1.0,
     normalise: bool = False, eps: float = 0.0, s: Tensor | None = None, z: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:  # fmt: skip
-    """One position of linear attention: q, k [batch group d_k]; v [batch head d_v]; log_decay, k_weight [batch head].
+    """One position of linear attention: q, k [batch group d_k]; v [batch head d_v]; log_decay, k_weight
+    [batch head].
 
     Returns:
         (o [batch head d_v], next s [batch head d_k d_v], next z [batch head d_k] or None), states float32.
@@ -72,7 +81,8 @@ def linear_step(
 
 
 def _linear_step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None, s: Tensor | None, z: Tensor | None, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None, s: Tensor | None, z: Tensor | None,
+    scale: float,
     normalise: bool, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v = rows(q), rows(k), rows(v)
@@ -85,10 +95,14 @@ def _linear_step(
     block_k = power_of_two(d_k)
     block_v = min(power_of_two(d_v), max(16, 4096 // block_k))
     launch(
-        _linear_step_kernel, (batch * heads, -(-d_v // block_v)), q, k, v, g, w, s, z, o, s_new, z_new, *q.stride()[:2],
-        *k.stride()[:2], *v.stride()[:2], *((0, 0) if g is None else g.stride()), *((0, 0) if w is None else w.stride()),
-        heads, scale, eps, GROUP_Q=heads // q.shape[1], GROUP_K=heads // k.shape[1], D_K=d_k, D_V=d_v, BLOCK_K=block_k,
-        BLOCK_V=block_v, HAS_G=g is not None, HAS_W=w is not None, HAS_S=s is not None, NORMALISE=normalise, num_warps=4,
+        _linear_step_kernel, (batch * heads, -(-d_v // block_v)), q, k, v, g, w, s, z, o, s_new, z_new,
+        *q.stride()[:2],
+        *k.stride()[:2], *v.stride()[:2], *((0, 0) if g is None else g.stride()), *((0,
+        0) if w is None else w.stride()),
+        heads, scale, eps, GROUP_Q=heads // q.shape[1], GROUP_K=heads // k.shape[1], D_K=d_k, D_V=d_v,
+        BLOCK_K=block_k,
+        BLOCK_V=block_v, HAS_G=g is not None, HAS_W=w is not None, HAS_S=s is not None, NORMALISE=normalise,
+        num_warps=4,
     )  # fmt: skip
     return o, s_new, z_new
 
@@ -97,7 +111,8 @@ def _linear_step(
 @typing.no_type_check
 def _scan_step_kernel(
     u_ptr, dt_ptr, rate_ptr, b_ptr, c_ptr, d_ptr, z_ptr, h_ptr, y_ptr, h_new_ptr, n_channel,
-    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr,
+    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr,
     HAS_H: tl.constexpr,
 ):  # fmt: skip
     """Next state and output of one block of channels. rate is A_log."""
@@ -115,7 +130,8 @@ def _scan_step_kernel(
     b_h = (b_dt * b_u)[:, None] * b_b
     place = row[:, None] * D_STATE + offs_n[None, :]
     if HAS_H:
-        b_log = tl.load(rate_ptr + offs_c[:, None] * D_STATE + offs_n[None, :], mask=mask, other=0.0).to(tl.float32)
+        b_log = tl.load(rate_ptr + offs_c[:, None] * D_STATE + offs_n[None, :], mask=mask,
+            other=0.0).to(tl.float32)
         b_rate = tl.exp2(b_log * 1.4426950408889634) * -1.4426950408889634
         b_h += tl.exp2(b_dt[:, None] * b_rate) * tl.load(h_ptr + place, mask=mask, other=0.0)
     tl.store(h_new_ptr + place, b_h, mask=mask)
@@ -129,17 +145,20 @@ def _scan_step_kernel(
 
 
 def scan_step(
-    u: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, *, D: Tensor | None = None, z: Tensor | None = None,
+    u: Tensor, dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, *, D: Tensor | None = None,
+    z: Tensor | None = None,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """One position of the selective scan: u, dt, z [batch channel]; B, C [batch d_state]; state [batch channel d_state]."""
+    """One position of the selective scan: u, dt, z [batch channel]; B, C [batch d_state]; state [batch
+    channel d_state]."""
     check_dtype("scan_step", u)
     check_width("scan_step", "d_state", A_log.shape[1])
     return torch.ops.beyond_softmax.scan_step(u, dt, A_log, B, C, D, z, state)
 
 
 def _scan_step(
-    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None, state: Tensor | None
+    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None,
+    state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     u, dt, a_log, b, c = (x.contiguous() for x in (u, dt, a_log, b, c))
     z, state = (None if x is None else x.contiguous() for x in (z, None if state is None else state.float()))
@@ -150,7 +169,8 @@ def _scan_step(
     block_n = power_of_two(d_state, 4)
     block_c = max(4, 1024 // block_n)
     launch(
-        _scan_step_kernel, (-(-channels // block_c), batch), u, dt, a_log, b, c, d, z, state, y, new, channels,
+        _scan_step_kernel, (-(-channels // block_c), batch), u, dt, a_log, b, c, d, z, state, y, new,
+        channels,
         D_STATE=d_state, BLOCK_C=block_c, BLOCK_N=block_n, HAS_D=d is not None, HAS_Z=z is not None,
         HAS_H=state is not None, num_warps=4,
     )  # fmt: skip
@@ -158,7 +178,8 @@ def _scan_step(
 
 
 def _fake_linear_step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None, s: Tensor | None, z: Tensor | None, scale: float,
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None, s: Tensor | None, z: Tensor | None,
+    scale: float,
     normalise: bool, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     batch, heads, d_v = v.shape
@@ -168,19 +189,21 @@ def _fake_linear_step(
 
 
 def _fake_scan_step(
-    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None, state: Tensor | None
+    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None,
+    state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     return u.new_empty(u.shape), u.new_empty(*u.shape, a_log.shape[1], dtype=torch.float32)
 
 
 register(
-    "linear_step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? w, Tensor? s, Tensor? z, float scale, bool normalise, "
-    "float eps) -> (Tensor, Tensor, Tensor)",
+    "linear_step(Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? w, Tensor? s, Tensor? z, float scale, "
+    "bool normalise, float eps) -> (Tensor, Tensor, Tensor)",
     _linear_step,
     _fake_linear_step,
 )
 register(
-    "scan_step(Tensor u, Tensor dt, Tensor a_log, Tensor b, Tensor c, Tensor? d, Tensor? z, Tensor? state) -> (Tensor, Tensor)",
+    "scan_step(Tensor u, Tensor dt, Tensor a_log, Tensor b, Tensor c, Tensor? d, Tensor? z, Tensor? state) "
+    "-> (Tensor, Tensor)",
     _scan_step,
     _fake_scan_step,
 )

@@ -1,8 +1,11 @@
 """Attention summed over matching sources, without the pattern: what prefix matching needs, for every mixer.
 
-A destination i and a source j <= i match where label_dest[i] == label_src[j] (for prefix matching: the token at i, and the
-token before j). Softmax: one pass over the tiles without values keeps two sums. Linear attention and the selective scan:
-the positions are put in order of label, then time, and the operator itself runs over them with a value of 1 and a reset
+A destination i and a source j <= i match where label_dest[i] == label_src[j] (for prefix matching: the token
+at i, and the
+token before j). Softmax: one pass over the tiles without values keeps two sums. Linear attention and the
+selective scan:
+the positions are put in order of label, then time, and the operator itself runs over them with a value of 1
+and a reset
 where the label changes, so the cost is linear in the length.
 """
 
@@ -27,8 +30,10 @@ BUDGET = 48_000_000
 @triton.jit
 @typing.no_type_check
 def _match_tiles(
-    b_max, b_sum, b_match, b_q, b_dest, k_ptr, src_ptr, stride_k_t, start, stop, offs_i, n_src, window, scale_log2, wide,
-    D_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    b_max, b_sum, b_match, b_q, b_dest, k_ptr, src_ptr, stride_k_t, start, stop, offs_i, n_src, window,
+    scale_log2, wide,
+    D_K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Add the key tiles of [start, stop) to the running maximum, sum and matching sum."""
@@ -60,7 +65,8 @@ def _match_tiles(
 def _match_kernel(
     q_ptr, k_ptr, sink_ptr, dest_ptr, src_ptr, match_ptr, lse_ptr,
     stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, n_head, seq, window, scale_log2,
-    GROUP: tl.constexpr, D_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    GROUP: tl.constexpr, D_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SINK: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attention that one tile of destinations pays to its matching sources, and its logsumexp."""
@@ -88,11 +94,13 @@ def _match_kernel(
     else:
         diagonal = (first + 1) // BLOCK_N * BLOCK_N
         b_max, b_sum, b_match = _match_tiles(
-            b_max, b_sum, b_match, b_q, b_dest, k_ptr, src_ptr, stride_k_t, 0, diagonal, offs_i, seq, window, scale_log2,
+            b_max, b_sum, b_match, b_q, b_dest, k_ptr, src_ptr, stride_k_t, 0, diagonal, offs_i, seq, window,
+            scale_log2,
             batch * 0, D_K, BLOCK_N, BLOCK_K, False, False, PRECISION,
         )  # fmt: skip
     b_max, b_sum, b_match = _match_tiles(
-        b_max, b_sum, b_match, b_q, b_dest, k_ptr, src_ptr, stride_k_t, diagonal, stop, offs_i, seq, window, scale_log2,
+        b_max, b_sum, b_match, b_q, b_dest, k_ptr, src_ptr, stride_k_t, diagonal, stop, offs_i, seq, window,
+        scale_log2,
         batch * 0, D_K, BLOCK_N, BLOCK_K, True, HAS_WINDOW, PRECISION,
     )  # fmt: skip
     if HAS_SINK:
@@ -130,7 +138,8 @@ def softmax_matches(
     window = 0 if window is None or window >= k.shape[1] else window
     dest, src = (x.to(torch.int32).contiguous() for x in (label_dest, label_src))
     q = q.detach().to(k.dtype)
-    return torch.ops.beyond_softmax.softmax_matches(q, k.detach(), sink, dest, src, max(scale, 1e-30), window)[0]
+    return torch.ops.beyond_softmax.softmax_matches(q, k.detach(), sink, dest, src, max(scale, 1e-30),
+        window)[0]
 
 
 def _softmax_matches(
@@ -157,11 +166,11 @@ def _fake_matches(
     return q.new_empty(shape, dtype=torch.float32), q.new_empty(shape, dtype=torch.float32)
 
 
-def _events(label_dest: Tensor, label_src: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _events(label_dest: Tensor, label_src: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Sources and destinations of one sequence in order of label, time, and source before destination.
 
     Returns:
-        position [2 seq], is destination [2 seq], starts a label [2 seq].
+        position [2 seq], is destination [2 seq], starts a label [2 seq], event of each destination [seq].
     """
     seq = label_dest.shape[0]
     labels = torch.stack([label_src, label_dest], dim=1).flatten().long()
@@ -169,7 +178,8 @@ def _events(label_dest: Tensor, label_src: Tensor) -> tuple[Tensor, Tensor, Tens
     labels = labels[order]
     starts = torch.ones(2 * seq, dtype=torch.bool, device=labels.device)
     starts[1:] = labels[1:] != labels[:-1]
-    return order // 2, order % 2 == 1, starts
+    event = torch.empty_like(order).scatter_(0, order, torch.arange(2 * seq, device=order.device))
+    return order // 2, order % 2 == 1, starts, event[1::2]
 
 
 def linear_matches(
@@ -182,10 +192,12 @@ def linear_matches(
     k_weight: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """Signed sum of the unnormalised A_ij over the matching j, [batch head seq] float32, in time linear in the length.
+    """Signed sum of the unnormalised A_ij over the matching j, [batch head seq] float32, in time linear in
+    the length.
 
     Args:
-        q, k: [batch seq group d_k]; log_decay: None, [head] or [batch seq head]; k_weight: None or [batch seq head].
+        q, k: [batch seq group d_k]; log_decay: None, [head] or [batch seq head]; k_weight: None or [batch seq
+        head].
         label_dest, label_src: [batch seq] integers >= 0; a negative source label never matches.
     """
     batch, seq = q.shape[:2]
@@ -198,7 +210,7 @@ def linear_matches(
     per_head = 2 * seq * q.shape[3] * q.element_size() * 2
     at_once = max(1, min(heads, BUDGET // per_head))
     for b in range(batch):
-        position, is_dest, starts = _events(label_dest[b], label_src[b])
+        position, is_dest, starts, event = _events(label_dest[b], label_src[b])
         for head in range(0, heads, at_once):
             chosen = torch.arange(head, min(head + at_once, heads), device=q.device)
             groups = [chosen // (heads // x.shape[2]) for x in (q, k)]
@@ -211,15 +223,17 @@ def linear_matches(
             decay = gap.masked_fill(starts[:, None], -1e5).float()[None]
             ones = torch.ones(1, 2 * seq, len(chosen), 1, dtype=writes.dtype, device=q.device)
             weight = None if k_weight is None else k_weight.detach()[b][position][:, chosen][None]
-            o = gated_linear_attention(reads[None], writes[None], ones, log_decay=decay, k_weight=weight, scale=scale)[0]
-            found[b, chosen[:, None], position[is_dest]] = o[0, is_dest, :, 0].T.float()
+            o = gated_linear_attention(reads[None], writes[None], ones, log_decay=decay, k_weight=weight,
+                scale=scale)[0]
+            found[b, head : head + at_once] = o[0, event, :, 0].T
     return found
 
 
 def scan_matches(
     dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, label_dest: Tensor, label_src: Tensor
 ) -> Tensor:
-    """Signed sum of the selective scan's A_ij over the matching j, [batch channel seq] float32, a few channels at a time.
+    """Signed sum of the selective scan's A_ij over the matching j, [batch channel seq] float32, a few
+    channels at a time.
 
     Args:
         dt: [batch seq channel]; A_log: [channel d_state]; B, C: [batch seq d_state].
@@ -229,7 +243,7 @@ def scan_matches(
     found = torch.empty(batch, channels, seq, dtype=torch.float32, device=dt.device)
     at_once = max(16, min(channels, BUDGET // (2 * seq * 4 * 2) * 4))
     for b in range(batch):
-        position, is_dest, starts = _events(label_dest[b], label_src[b])
+        position, is_dest, starts, event = _events(label_dest[b], label_src[b])
         writes = (B.detach()[b].float()[position] * ~is_dest[:, None])[None]
         reads = (C.detach()[b].float()[position] * is_dest[:, None])[None]
         for channel in range(0, channels, at_once):
@@ -238,16 +252,18 @@ def scan_matches(
             gap = torch.empty_like(at, dtype=torch.float32)
             gap[1:] = at[1:] - at[:-1]
             # A step this long forgets everything; u dt gives the write its own step.
-            gap[starts] = 1e30
+            gap.masked_fill_(starts[:, None], 1e30)
             gap.clamp_(min=1e-30)
             u = own.float()[position] / gap
-            y, _ = selective_scan(u[None], gap[None], A_log.detach()[channel : channel + at_once], writes, reads)
-            found[b, channel : channel + at_once, position[is_dest]] = y[0, is_dest].T
+            y, _ = selective_scan(u[None], gap[None], A_log.detach()[channel : channel + at_once], writes,
+                reads)
+            found[b, channel : channel + at_once] = y[0, event].T
     return found
 
 
 register(
-    "softmax_matches(Tensor q, Tensor k, Tensor? sink, Tensor dest, Tensor src, float scale, int window) -> (Tensor, Tensor)",
+    "softmax_matches(Tensor q, Tensor k, Tensor? sink, Tensor dest, Tensor src, float scale, "
+    "int window) -> (Tensor, Tensor)",
     _softmax_matches,
     _fake_matches,
 )

@@ -1,7 +1,10 @@
-"""Linear attention on a GPU, without decay or with a scalar one (retention, Mamba-2's SSD): forward and backward.
+"""Linear attention on a GPU, without decay or with a scalar one (retention, Mamba-2's SSD): forward and
+backward.
 
-Source: Yang et al. 2023, arXiv:2312.06635 (chunked form); Dao and Gu 2024, arXiv:2405.21060. Differs: segments of several
-chunks keep the state in registers, the normaliser is part of the kernel, initial and last states have gradients.
+Source: Yang et al. 2023, arXiv:2312.06635 (chunked form); Dao and Gu 2024, arXiv:2405.21060. Differs:
+segments of several
+chunks keep the state in registers, the normaliser is part of the kernel, initial and last states have
+gradients.
 """
 
 import functools
@@ -41,8 +44,11 @@ def gated_linear_attention(
     """o_t = scale q_t^T S_t, S_t = exp(log_decay_t) S_{t-1} + w_t k_t v_t^T; options as in the torch forms.
 
     Args:
-        q, k: [batch seq group d_k], each with a number of groups that divides the heads; v: [batch seq head d_v].
-        log_decay: None, [head] or [batch seq head], natural log, at most 0 (below -1e5 counts as -1e5).
+        q, k: [batch seq group d_k], each with a number of groups that divides the heads; v: [batch seq head
+        d_v].
+        log_decay: None, [head] or [batch seq head], natural log, at most 0; below -60 (half precision) or
+        -1e5 (float32)
+            it counts as that.
         k_weight: None or [batch seq head].
         skip: None or [head]: adds skip v (Mamba-2's D). Not with `normalise`.
         s, z: Initial state, [batch head d_k d_v] and [batch head d_k], float32.
@@ -95,7 +101,8 @@ def _block(part: str, d_b: int, d_c: int, q: Tensor) -> dict[str, int]:
 
 def _states(
     b: Tensor, c: Tensor, y: Tensor | None, w: Tensor | None, g: Tensor | None, first: Tensor | None,
-    first_z: Tensor | None, n_segment: int, segment: int, scale: float, reverse: bool, normalise: bool, heads: int,
+    first_z: Tensor | None, n_segment: int, segment: int, scale: float, reverse: bool, normalise: bool,
+    heads: int,
 ) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
     """Entry states of every segment, and the one that leaves the last: (s parts, z parts, s last, z last)."""
     batch, seq, d_b, d_c = b.shape[0], b.shape[1], b.shape[3], c.shape[3]
@@ -109,7 +116,8 @@ def _states(
         _linear_state_kernel, (n_block * n_segment * batch * heads,), b, c, y, w, g, s, z, total,
         *b.stride()[:3], *c.stride()[:3], *(NO_STRIDES if w is None else w.stride()),
         *(NO_STRIDES if g is None else g.stride()), heads, seq, n_segment, segment,
-        GROUP_B=heads // b.shape[2], GROUP_C=heads // c.shape[2], D_B=d_b, D_C=d_c, REVERSE=reverse, HAS_G=g is not None,
+        GROUP_B=heads // b.shape[2], GROUP_C=heads // c.shape[2], D_B=d_b, D_C=d_c, REVERSE=reverse,
+        HAS_G=g is not None,
         HAS_W=w is not None, HAS_Z=normalise, HAS_Y=y is not None, **block,
     )  # fmt: skip
     last = torch.empty(batch, heads, d_b, d_c, **options)
@@ -121,24 +129,29 @@ def _states(
     return s, z, last, last_z
 
 
-def _scan(s: Tensor, total: Tensor | None, first: Tensor | None, last: Tensor, gain: float, reverse: bool) -> None:
+def _scan(s: Tensor, total: Tensor | None, first: Tensor | None, last: Tensor, gain: float,
+    reverse: bool) -> None:
     batch, heads, n_segment = s.shape[:3]
     size = s[0, 0, 0].numel()
     block = 256 if size >= 256 else power_of_two(size)
     launch(
-        _linear_scan_kernel, (-(-size // block) * batch * heads,), s, total, first, last, size, n_segment, gain,
+        _linear_scan_kernel, (-(-size // block) * batch * heads,), s, total, first, last, size, n_segment,
+        gain,
         BLOCK=block, REVERSE=reverse, HAS_G=total is not None, HAS_FIRST=first is not None, num_warps=2,
     )  # fmt: skip
 
 
 def _sum(
-    call: str, a: Tensor, b: Tensor, c: Tensor, out: Tensor, *, t: Tensor | None = None, o: Tensor | None = None,
+    call: str, a: Tensor, b: Tensor, c: Tensor, out: Tensor, *, t: Tensor | None = None,
+    o: Tensor | None = None,
     w: Tensor | None = None, u: Tensor | None = None, g: Tensor | None = None, d: Tensor | None = None,
-    delta: Tensor | None = None, s: Tensor | None = None, z: Tensor | None = None, s_last: Tensor | None = None,
+    delta: Tensor | None = None, s: Tensor | None = None, z: Tensor | None = None,
+    s_last: Tensor | None = None,
     z_last: Tensor | None = None, den: Tensor | None = None, dd: Tensor | None = None, dot: bool = False,
     plan: tuple[int, int], scale: float = 1.0, eps: float = 0.0, normalise: bool = False,
 ) -> Tensor | None:  # fmt: skip
-    """One row of the table in `linear_attention_kernels`; gives the row products <t_i, out_i> per column block if `dot`."""
+    """One row of the table in `linear_attention_kernels`; gives the row products <t_i, out_i> per column
+    block if `dot`."""
     batch, seq, heads = out.shape[:3]
     n_segment, segment = plan
     d_b, d_c = b.shape[3], c.shape[3]
@@ -152,11 +165,13 @@ def _sum(
         a, b, c, t, o, w, u, g, d, delta, s, z, s_last, z_last, out, den, dots, dd,
         *a.stride()[:3], *b.stride()[:3], *c.stride()[:3], *(NO_STRIDES if t is None else t.stride()[:3]),
         *(NO_STRIDES if w is None else w.stride()), *(NO_STRIDES if u is None else u.stride()),
-        *(NO_STRIDES if g is None else g.stride()), *((1, d_b) if transposed else (d_c, 1)), heads, seq, n_segment, segment,
+        *(NO_STRIDES if g is None else g.stride()), *((1, d_b) if transposed else (d_c, 1)), heads, seq,
+        n_segment, segment,
         batch * seq * heads, scale, gain_first, scale if reverse else 1.0, eps,
         GROUP_A=heads // a.shape[2], GROUP_B=heads // b.shape[2], GROUP_C=heads // c.shape[2],
         GROUP_T=1 if t is None else heads // t.shape[2], D_B=d_b, D_C=d_c, CALL=call, REVERSE=reverse,
-        HAS_G=g is not None, HAS_W=w is not None, HAS_U=u is not None, NORMALISE=normalise, HAS_D=d is not None, HAS_DOT=dot,
+        HAS_G=g is not None, HAS_W=w is not None, HAS_U=u is not None, NORMALISE=normalise,
+        HAS_D=d is not None, HAS_DOT=dot,
         HAS_FIRST=s is not None, SAVE_LAST=s_last is not None or z_last is not None, **block,
     )  # fmt: skip
     return dots
@@ -166,7 +181,8 @@ def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None, d: Tensor | None, s: Tensor | None,
     z: Tensor | None, scale: float, normalise: bool, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(o, last s, last z, 1 / denominator, entry states s and z of the segments); what does not apply is empty."""
+    """(o, last s, last z, 1 / denominator, entry states s and z of the segments); what does not apply is
+    empty."""
     q, k, v = rows(q), rows(k), rows(v)
     s, z = (None if x is None else x.contiguous() for x in (s, z))
     batch, seq, heads, d_v = v.shape
@@ -190,12 +206,14 @@ def _forward(
         "o", q, k, v, o, w=w, g=g, d=d, s=s if parts is None else parts, z=z if parts is None else parts_z,
         s_last=save[0], z_last=save[1], den=den, plan=plan, scale=scale, eps=eps, normalise=normalise,
     )  # fmt: skip
-    return o, last, *(none if x is None else x for x in (last_z, den, parts, parts_z))
+    return o, last, *(none.new_empty(0) if x is None else x for x in (last_z, den, parts, parts_z))
 
 
 def _backward(
-    do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None,
-    d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor, last_z: Tensor, den: Tensor,
+    do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
+    w: Tensor | None,
+    d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor, last_z: Tensor,
+    den: Tensor,
     parts: Tensor, parts_z: Tensor, scale: float, normalise: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of (q, k, v, g, w, d, s, z); what does not apply is empty."""
@@ -208,17 +226,21 @@ def _backward(
     block = _block("linear_output", d_k, d_v, q)
     n_segment = parts.shape[2] if parts.numel() else 1
     whole = max(-(-seq // block["BLOCK_T"]), 1) * block["BLOCK_T"]
-    plan = (1, whole) if n_segment == 1 else _segments(batch * heads * -(-d_v // block["BLOCK_C"]), seq, block["BLOCK_T"], v.device)
+    plan = (1, whole) if n_segment == 1 else _segments(batch * heads * -(-d_v // block["BLOCK_C"]), seq,
+        block["BLOCK_T"], v.device)
     many = n_segment > 1
     first, first_z = (parts, parts_z) if many else (s, z)
     if normalise and s is not None and z is None and not many:
         first_z = none.new_zeros(batch, heads, d_k)
-    dq = torch.empty(batch, seq, heads, d_k, dtype=q.dtype if q.shape[2] == heads else torch.float32, device=q.device)
-    dk = torch.empty(batch, seq, heads, d_k, dtype=k.dtype if k.shape[2] == heads else torch.float32, device=k.device)
+    dq = torch.empty(batch, seq, heads, d_k, dtype=q.dtype if q.shape[2] == heads else torch.float32,
+        device=q.device)
+    dk = torch.empty(batch, seq, heads, d_k, dtype=k.dtype if k.shape[2] == heads else torch.float32,
+        device=k.device)
     dv = torch.empty(batch, seq, heads, d_v, dtype=v.dtype, device=v.device)
     delta = none.new_empty(batch, seq, heads) if normalise else None
     q_dots = _sum(
-        "dq", do, v, k, dq, t=q, o=o, w=w, u=inverse, g=g, delta=delta, s=first, z=first_z, plan=plan, scale=scale,
+        "dq", do, v, k, dq, t=q, o=o, w=w, u=inverse, g=g, delta=delta, s=first, z=first_z, plan=plan,
+        scale=scale,
         dot=g is not None, normalise=normalise,
     )  # fmt: skip
     ds0 = none.new_empty(batch, heads, d_k, d_v)
@@ -240,7 +262,8 @@ def _backward(
     dg = None
     if g is not None:
         dg = none.new_empty(batch, seq, heads)
-        _decay_gradient(dg, q_dots, k_dots, w, inverse, parts, last, ds, parts_z, last_z, dz, plan, scale, normalise)
+        _decay_gradient(dg, q_dots, k_dots, w, inverse, parts, last, ds, parts_z, last_z, dz, plan, scale,
+            normalise)
         dg = dg.to(g.dtype)
     dw = None if w is None else (k_dots[0] if k_dots.shape[0] == 1 else k_dots.sum(0)).to(w.dtype)
     if q.shape[2] != heads:
@@ -253,16 +276,22 @@ def _backward(
 
 
 def _decay_gradient(
-    dg: Tensor, q_dots: Tensor, k_dots: Tensor, w: Tensor | None, inverse: Tensor | None, parts: Tensor, last: Tensor,
-    ds: Tensor | None, parts_z: Tensor, last_z: Tensor, dz: Tensor | None, plan: tuple[int, int], scale: float, normalise: bool,
+    dg: Tensor, q_dots: Tensor, k_dots: Tensor, w: Tensor | None, inverse: Tensor | None, parts: Tensor,
+    last: Tensor,
+    ds: Tensor | None, parts_z: Tensor, last_z: Tensor, dz: Tensor | None, plan: tuple[int, int],
+    scale: float, normalise: bool,
 ) -> None:  # fmt: skip
     batch, seq, heads = dg.shape
     size, z_size = last[0, 0].numel(), last.shape[2]
     launch(
-        _linear_decay_gradient_kernel, (plan[0] * batch * heads,), q_dots, k_dots, w, inverse, parts, last, ds, parts_z,
-        last_z, dz, dg, *(NO_STRIDES if w is None else w.stride()), heads, seq, *plan, q_dots.shape[0], k_dots.shape[0],
-        batch * seq * heads, scale if plan[0] > 1 else 1.0, SIZE=size, Z_SIZE=z_size, BLOCK=min(1024, power_of_two(size)), BLOCK_T=128,
-        BLOCK_Z=power_of_two(z_size), HAS_W=w is not None, HAS_U=inverse is not None, HAS_Z=normalise and dz is not None,
+        _linear_decay_gradient_kernel, (plan[0] * batch * heads,), q_dots, k_dots, w, inverse, parts, last,
+        ds, parts_z,
+        last_z, dz, dg, *(NO_STRIDES if w is None else w.stride()), heads, seq, *plan, q_dots.shape[0],
+        k_dots.shape[0],
+        batch * seq * heads, scale if plan[0] > 1 else 1.0, SIZE=size, Z_SIZE=z_size, BLOCK=min(1024,
+        power_of_two(size)), BLOCK_T=128,
+        BLOCK_Z=power_of_two(z_size), HAS_W=w is not None, HAS_U=inverse is not None,
+        HAS_Z=normalise and dz is not None,
         HAS_LATER=ds is not None, num_warps=4,
     )  # fmt: skip
 
@@ -290,14 +319,17 @@ def _fake(
 
 
 def _fake_backward(
-    do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None,
-    d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor, last_z: Tensor, den: Tensor,
+    do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
+    w: Tensor | None,
+    d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor, last_z: Tensor,
+    den: Tensor,
     parts: Tensor, parts_z: Tensor, scale: float, normalise: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     none = last.new_empty(0)
     optional = (none if x is None else x.new_empty(x.shape) for x in (g, w, d))
     dz0 = last.new_empty(last.shape[:3]) if normalise else none
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), *optional, last.new_empty(last.shape), dz0
+    always = (x.new_empty(x.shape) for x in (q, k, v))
+    return *always, *optional, last.new_empty(last.shape), dz0
 
 
 def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -318,13 +350,15 @@ def _gradient(ctx: Any, do: Tensor | None, ds: Tensor | None, dz: Tensor | None,
 
 _INPUTS = "Tensor q, Tensor k, Tensor v, Tensor? g, Tensor? w, Tensor? d, Tensor? s, Tensor? z"
 register(
-    f"linear_attention({_INPUTS}, float scale, bool normalise, float eps) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    f"linear_attention({_INPUTS}, float scale, bool normalise, float eps) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _forward,
     _fake,
 )
 register(
-    f"linear_attention_backward(Tensor do, Tensor? ds, Tensor? dz, {_INPUTS}, Tensor o, Tensor last, Tensor last_z, Tensor den, "
-    "Tensor parts, Tensor parts_z, float scale, bool normalise) "
+    f"linear_attention_backward(Tensor do, Tensor? ds, Tensor? dz, {_INPUTS}, Tensor o, Tensor last, "
+    "Tensor last_z, "
+    "Tensor den, Tensor parts, Tensor parts_z, float scale, bool normalise) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,

@@ -1,8 +1,6 @@
 """How a kernel is started, and what every launcher asks of its tensors."""
 
 import functools
-import importlib.util
-import os
 from typing import Any
 
 import torch
@@ -37,7 +35,8 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
 
 
 def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int | None) -> None:
-    """Start a kernel seen before without Triton's own look-up, which costs more than the kernel at small sizes."""
+    """Start a kernel seen before without Triton's own look-up, which costs more than the kernel at small
+    sizes."""
     if device is None:
         kernel[grid](*args, **meta)
         return
@@ -60,24 +59,21 @@ def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any]
     _compiled[key] = compiled, tuple(meta[name] for name in kernel.arg_names[len(args) :])
 
 
-@functools.cache
-def available() -> bool:
-    """Whether Triton can be imported."""
-    return importlib.util.find_spec("triton") is not None
-
-
-def interpreted() -> bool:
-    """Whether Triton's interpreter runs the kernels on CPU tensors (TRITON_INTERPRET=1)."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
-
-
 def check_dtype(operator: str, tensor: Tensor) -> None:
     """Raise KernelError for a dtype without a kernel, or bfloat16 on a GPU that has none."""
     if tensor.dtype not in DTYPES:
         names = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
-        raise KernelError(f"{operator}: dtype {tensor.dtype} has no Triton kernel, accepted are {names} (or backend='torch')")
-    if tensor.dtype == torch.bfloat16 and tensor.is_cuda and torch.cuda.get_device_capability(tensor.device) < (8, 0):
-        raise KernelError(f"{operator}: {torch.cuda.get_device_name(tensor.device)} has no bfloat16, accepted are float32, float16")
+        raise KernelError(
+            f"{operator}: dtype {tensor.dtype} has no Triton kernel, accepted are {names} or backend 'torch'"
+        )
+    if tensor.dtype == torch.bfloat16 and tensor.is_cuda and not _has_bfloat16(tensor.device):
+        name = torch.cuda.get_device_name(tensor.device)
+        raise KernelError(f"{operator}: {name} has no bfloat16, accepted are float32, float16")
+
+
+@functools.cache
+def _has_bfloat16(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def check_width(operator: str, name: str, width: int, largest: int = 256) -> None:

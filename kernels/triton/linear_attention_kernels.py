@@ -10,8 +10,10 @@ Outputs and all gradients are one sum over sources with the roles of the tensors
     dv   | k   q   do | 1 / den    k_weight | -       -       | j >= i
     dk   | v   do  q  | 1 / den    k_weight | 1       -delta  | j >= i
 
-with delta_i = <do_i, o_i> and x, y, den only where rows are normalised. A sequence is cut into segments that run in
-parallel, a segment into chunks that run in turn with the state sum_j decay w_j b_j c_j^T in registers. In a chunk,
+with delta_i = <do_i, o_i> and x, y, den only where rows are normalised. A sequence is cut into segments that
+run in
+parallel, a segment into chunks that run in turn with the state sum_j decay w_j b_j c_j^T in registers. In a
+chunk,
 sums of decays are kept as two float32 numbers for float32 inputs, so that differences keep their digits.
 In reverse, states are kept divided by `scale`.
 """
@@ -25,8 +27,11 @@ import triton.language as tl
 @triton.jit
 @typing.no_type_check
 def _chunk_decay(g_ptrs, mask_t, EXACT: tl.constexpr):
-    """Base-2 log decays of a chunk summed up to and including each step, as high and low part, and their total."""
-    b_g = tl.maximum(tl.load(g_ptrs, mask=mask_t, other=0.0).to(tl.float32), -1e5) * 1.4426950408889634
+    """Base-2 log decays of a chunk summed up to and including each step, as high and low part, and their
+    total."""
+    # A large decay takes digits from those beside it: one float32 sum holds less than two.
+    least = -1e5 if EXACT else -60.0
+    b_g = tl.maximum(tl.load(g_ptrs, mask=mask_t, other=0.0).to(tl.float32), least) * 1.4426950408889634
     if EXACT:
         b_wide = tl.cumsum(b_g.to(tl.float64), 0)
         b_high = b_wide.to(tl.float32)
@@ -43,13 +48,16 @@ def _chunk_decay(g_ptrs, mask_t, EXACT: tl.constexpr):
 @typing.no_type_check
 def _linear_state_kernel(
     b_ptr, c_ptr, y_ptr, w_ptr, g_ptr, s_ptr, z_ptr, total_ptr,
-    stride_b_b, stride_b_t, stride_b_h, stride_c_b, stride_c_t, stride_c_h, stride_w_b, stride_w_t, stride_w_h,
+    stride_b_b, stride_b_t, stride_b_h, stride_c_b, stride_c_t, stride_c_h, stride_w_b, stride_w_t,
+    stride_w_h,
     stride_g_b, stride_g_t, stride_g_h, n_head, seq, n_segment, segment,
     GROUP_B: tl.constexpr, GROUP_C: tl.constexpr, D_B: tl.constexpr, D_C: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, HAS_G: tl.constexpr, HAS_W: tl.constexpr,
+    BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, HAS_G: tl.constexpr,
+    HAS_W: tl.constexpr,
     HAS_Z: tl.constexpr, HAS_Y: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """State that one segment adds by itself, seen from its end (its start in reverse), for one block of columns."""
+    """State that one segment adds by itself, seen from its end (its start in reverse), for one block of
+    columns."""
     n_block = tl.cdiv(D_C, BLOCK_C)
     pid = tl.program_id(0)
     column = pid % n_block * BLOCK_C
@@ -74,8 +82,10 @@ def _linear_state_kernel(
         mask_t = start + offs_t < stop
         mask_b = mask_t[:, None] & (offs_b[None, :] < D_B)
         mask_c = mask_t[:, None] & (offs_c[None, :] < D_C)
-        b_b = tl.load(b_ptr + start * stride_b_t + offs_t[:, None] * stride_b_t + offs_b[None, :], mask=mask_b, other=0.0)
-        b_c = tl.load(c_ptr + start * stride_c_t + offs_t[:, None] * stride_c_t + offs_c[None, :], mask=mask_c, other=0.0)
+        b_b = tl.load(b_ptr + start * stride_b_t + offs_t[:, None] * stride_b_t + offs_b[None, :],
+            mask=mask_b, other=0.0)
+        b_c = tl.load(c_ptr + start * stride_c_t + offs_t[:, None] * stride_c_t + offs_c[None, :],
+            mask=mask_c, other=0.0)
         b_f = tl.full([BLOCK_T], 1.0, tl.float32)
         if HAS_G:
             g_ptrs = g_ptr + batch * stride_g_b + head * stride_g_h + (start + offs_t) * stride_g_t
@@ -91,7 +101,8 @@ def _linear_state_kernel(
             b_c = (b_c.to(tl.float32) * b_f[:, None]).to(b_c.dtype)
         b_s = tl.dot(tl.trans(b_b), b_c, b_s, input_precision=PRECISION)
         if HAS_Y:
-            b_f = -b_f * tl.load(y_ptr + (batch * seq + start + offs_t) * n_head + head, mask=mask_t, other=0.0)
+            b_f = -b_f * tl.load(y_ptr + (batch * seq + start + offs_t) * n_head + head, mask=mask_t,
+                other=0.0)
         if HAS_Z:
             b_z += tl.sum(b_b.to(tl.float32) * b_f[:, None], 0)
     place = lane * n_segment + part
@@ -136,18 +147,26 @@ def _linear_scan_kernel(
 @triton.jit
 @typing.no_type_check
 def _linear_output_kernel(
-    a_ptr, b_ptr, c_ptr, t_ptr, o_ptr, w_ptr, u_ptr, g_ptr, d_ptr, delta_ptr, s_ptr, z_ptr, s_last_ptr, z_last_ptr,
+    a_ptr, b_ptr, c_ptr, t_ptr, o_ptr, w_ptr, u_ptr, g_ptr, d_ptr, delta_ptr, s_ptr, z_ptr, s_last_ptr,
+    z_last_ptr,
     out_ptr, den_ptr, dot_ptr, dd_ptr,
-    stride_a_b, stride_a_t, stride_a_h, stride_b_b, stride_b_t, stride_b_h, stride_c_b, stride_c_t, stride_c_h,
-    stride_t_b, stride_t_t, stride_t_h, stride_w_b, stride_w_t, stride_w_h, stride_u_b, stride_u_t, stride_u_h,
+    stride_a_b, stride_a_t, stride_a_h, stride_b_b, stride_b_t, stride_b_h, stride_c_b, stride_c_t,
+    stride_c_h,
+    stride_t_b, stride_t_t, stride_t_h, stride_w_b, stride_w_t, stride_w_h, stride_u_b, stride_u_t,
+    stride_u_h,
     stride_g_b, stride_g_t, stride_g_h, stride_s_r, stride_s_c, n_head, seq, n_segment, segment, block_stride,
     scale, gain_first, gain_last, eps,
-    GROUP_A: tl.constexpr, GROUP_B: tl.constexpr, GROUP_C: tl.constexpr, GROUP_T: tl.constexpr, D_B: tl.constexpr, D_C: tl.constexpr,
-    BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, CALL: tl.constexpr, REVERSE: tl.constexpr,
-    HAS_G: tl.constexpr, HAS_W: tl.constexpr, HAS_U: tl.constexpr, NORMALISE: tl.constexpr, HAS_D: tl.constexpr,
-    HAS_DOT: tl.constexpr, HAS_FIRST: tl.constexpr, SAVE_LAST: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    GROUP_A: tl.constexpr, GROUP_B: tl.constexpr, GROUP_C: tl.constexpr, GROUP_T: tl.constexpr,
+    D_B: tl.constexpr, D_C: tl.constexpr,
+    BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, CALL: tl.constexpr,
+    REVERSE: tl.constexpr,
+    HAS_G: tl.constexpr, HAS_W: tl.constexpr, HAS_U: tl.constexpr, NORMALISE: tl.constexpr,
+    HAS_D: tl.constexpr,
+    HAS_DOT: tl.constexpr, HAS_FIRST: tl.constexpr, SAVE_LAST: tl.constexpr, EXACT: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One segment of one head, one block of output columns, chunk after chunk. CALL is a row of the module's table."""
+    """One segment of one head, one block of output columns, chunk after chunk. CALL is a row of the module's
+    table."""
     n_block = tl.cdiv(D_C, BLOCK_C)
     pid = tl.program_id(0)
     column = pid % n_block * BLOCK_C
@@ -188,9 +207,12 @@ def _linear_output_kernel(
         mask_b = mask_t[:, None] & (offs_b[None, :] < D_B)
         mask_c = mask_t[:, None] & (offs_c[None, :] < D_C)
         row = (batch * seq + start + offs_t) * n_head + head
-        b_a = tl.load(a_ptr + start * stride_a_t + offs_t[:, None] * stride_a_t + offs_b[None, :], mask=mask_b, other=0.0)
-        b_b = tl.load(b_ptr + start * stride_b_t + offs_t[:, None] * stride_b_t + offs_b[None, :], mask=mask_b, other=0.0)
-        b_c = tl.load(c_ptr + start * stride_c_t + offs_t[:, None] * stride_c_t + offs_c[None, :], mask=mask_c, other=0.0)
+        b_a = tl.load(a_ptr + start * stride_a_t + offs_t[:, None] * stride_a_t + offs_b[None, :],
+            mask=mask_b, other=0.0)
+        b_b = tl.load(b_ptr + start * stride_b_t + offs_t[:, None] * stride_b_t + offs_b[None, :],
+            mask=mask_b, other=0.0)
+        b_c = tl.load(c_ptr + start * stride_c_t + offs_t[:, None] * stride_c_t + offs_c[None, :],
+            mask=mask_c, other=0.0)
         b_f = tl.full([BLOCK_T], 1.0, tl.float32)
         if HAS_W:
             w_ptrs = w_ptr + batch * stride_w_b + head * stride_w_h + (start + offs_t) * stride_w_t
@@ -248,7 +270,8 @@ def _linear_output_kernel(
         if NORMALISE and CALL == "dk":
             b_z -= tl.sum(b_c.to(tl.float32) * (b_update * b_delta)[:, None], 0)
         if HAS_DOT:
-            t_ptrs = t_ptr + batch * stride_t_b + head // GROUP_T * stride_t_h + (start + offs_t)[:, None] * stride_t_t
+            t_ptrs = t_ptr + batch * stride_t_b + head // GROUP_T * stride_t_h + (start + offs_t)[:,
+                None] * stride_t_t
             b_t = tl.load(t_ptrs + offs_c[None, :], mask=mask_c, other=0.0).to(tl.float32)
             tl.store(dot_ptr + column // BLOCK_C * block_stride + row, tl.sum(b_t * b_out, 1), mask=mask_t)
         if HAS_U:
@@ -259,10 +282,12 @@ def _linear_output_kernel(
                 b_dd += tl.sum(b_a.to(tl.float32) * b_b.to(tl.float32), 1)
             else:
                 b_out += skip * b_c.to(tl.float32)
-        tl.store(out_ptr + row[:, None] * D_C + offs_c[None, :], b_out.to(out_ptr.dtype.element_ty), mask=mask_c)
+        tl.store(out_ptr + row[:, None] * D_C + offs_c[None, :], b_out.to(out_ptr.dtype.element_ty),
+            mask=mask_c)
     if SAVE_LAST:
         if CALL != "dk":
-            s_ptrs = s_last_ptr + lane * (D_B * D_C) + offs_b[:, None] * stride_s_r + offs_c[None, :] * stride_s_c
+            s_ptrs = s_last_ptr + lane * (D_B * D_C) + offs_b[:, None] * stride_s_r + offs_c[None,
+                :] * stride_s_c
             tl.store(s_ptrs, b_s * gain_last, mask=mask_s)
         if NORMALISE:
             tl.store(z_last_ptr + lane * D_Z + offs_z, b_z * gain_last, mask=offs_z < D_Z)
@@ -275,11 +300,14 @@ def _linear_output_kernel(
 @typing.no_type_check
 def _linear_decay_gradient_kernel(
     q_dot_ptr, k_dot_ptr, w_ptr, u_ptr, s_ptr, s_last_ptr, ds_ptr, z_ptr, z_last_ptr, dz_ptr, dg_ptr,
-    stride_w_b, stride_w_t, stride_w_h, n_head, seq, n_segment, segment, n_q_block, n_k_block, block_stride, gain,
-    SIZE: tl.constexpr, Z_SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_Z: tl.constexpr,
+    stride_w_b, stride_w_t, stride_w_h, n_head, seq, n_segment, segment, n_q_block, n_k_block, block_stride,
+    gain,
+    SIZE: tl.constexpr, Z_SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr,
+    BLOCK_Z: tl.constexpr,
     HAS_W: tl.constexpr, HAS_U: tl.constexpr, HAS_Z: tl.constexpr, HAS_LATER: tl.constexpr,
 ):  # fmt: skip
-    """dlog_decay_r = sum_{i>=r} (<q_i, dq_i> - <k_i, dk_i>) inside a segment, plus <S, dS> (and <z, dz>) at its end."""
+    """dlog_decay_r = sum_{i>=r} (<q_i, dq_i> - <k_i, dk_i>) inside a segment, plus <S, dS> (and <z, dz>) at
+    its end."""
     pid = tl.program_id(0)
     part = pid % n_segment
     lane = (pid // n_segment).to(tl.int64)
@@ -301,7 +329,8 @@ def _linear_decay_gradient_kernel(
             offs_z = tl.arange(0, BLOCK_Z)
             z_ptr = z_last_ptr + lane * Z_SIZE if is_last else z_ptr + (place + 1) * Z_SIZE
             b_z = tl.load(z_ptr + offs_z, mask=offs_z < Z_SIZE, other=0.0)
-            later += tl.sum(b_z * tl.load(dz_ptr + place * Z_SIZE + offs_z, mask=offs_z < Z_SIZE, other=0.0), 0) * gain
+            later += tl.sum(b_z * tl.load(dz_ptr + place * Z_SIZE + offs_z, mask=offs_z < Z_SIZE, other=0.0),
+                0) * gain
     offs_t = tl.arange(0, BLOCK_T)
     first = part * segment
     stop = tl.minimum(first + segment, seq)

@@ -1,6 +1,7 @@
 """The library of custom operators, and what registering one takes: schema, implementation, fake, gradient.
 
-Each operator's gradient is itself a custom operator without a gradient of its own: a second backward raises by name.
+Each operator's gradient is itself a custom operator without a gradient of its own: a second backward raises
+by name.
 """
 
 from collections.abc import Callable
@@ -42,7 +43,9 @@ def differentiable_once(name: str) -> None:
     """Refuse the gradient of a gradient operator by name."""
 
     def backward(ctx: Any, *grads: Any) -> None:
-        raise KernelError(f"{name}: second derivatives are not available with backend 'triton', use backend='torch'")
+        raise KernelError(
+            f"{name}: second derivatives are not available with backend 'triton', use backend='torch'"
+        )
 
     def setup(ctx: Any, inputs: tuple, output: Any) -> None:
         pass

@@ -1,6 +1,7 @@
 """Mamba-1's selective scan on a GPU, forward and backward, with the skip D and the gate z inside.
 
-Source: Gu and Dao 2023, arXiv:2312.00752. Differs: segments of the sequence run in parallel, initial and last states have
+Source: Gu and Dao 2023, arXiv:2312.00752. Differs: segments of the sequence run in parallel, initial and last
+states have
 gradients, and sums over channels are added up in a fixed order.
 """
 
@@ -79,7 +80,8 @@ def _plan(u: Tensor, d_state: int) -> tuple[int, int, int]:
 
 
 def _forward(
-    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None, state: Tensor | None,
+    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None,
+    state: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(y, last state, kept states, sums of dt of the segments); what does not apply is empty."""
@@ -97,7 +99,8 @@ def _forward(
         entries = torch.empty(batch, n_segment, channels, d_state, **options)
         total = torch.empty(batch, n_segment, channels, **options)
         launch(
-            _scan_fwd_state_kernel, (blocks, n_segment, batch), u, dt, rate, b, entries, total, *u.stride()[:2],
+            _scan_fwd_state_kernel, (blocks, n_segment, batch), u, dt, rate, b, entries, total,
+            *u.stride()[:2],
             *dt.stride()[:2], *b.stride()[:2], channels, seq, n_segment, segment, D_STATE=d_state, **block,
         )  # fmt: skip
         _carry(entries, total, rate, first, last, False)
@@ -106,8 +109,10 @@ def _forward(
     kept = torch.empty(batch, n_kept if keep else 0, channels, d_state, dtype=u.dtype, device=u.device)
     y = torch.empty(batch, seq, channels, dtype=u.dtype, device=u.device)
     launch(
-        _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, rate, b, c, d, z, first, y, kept, last, *u.stride()[:2],
-        *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2], *((0, 0) if z is None else z.stride()[:2]), channels, seq,
+        _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, rate, b, c, d, z, first, y, kept, last,
+        *u.stride()[:2],
+        *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2], *((0, 0) if z is None else z.stride()[:2]),
+        channels, seq,
         n_segment, segment, n_kept, D_STATE=d_state, STEPS=STEPS, HAS_D=d is not None, HAS_Z=z is not None,
         HAS_FIRST=first is not None, KEEP=keep, SAVE_LAST=n_segment == 1, **block,
     )  # fmt: skip
@@ -117,13 +122,15 @@ def _forward(
 def _carry(h: Tensor, total: Tensor, rate: Tensor, first: Tensor | None, last: Tensor, reverse: bool) -> None:
     size = rate.numel()
     launch(
-        _scan_carry_kernel, (-(-size // 128), h.shape[0]), h, total, rate, first, last, size, rate.shape[0], h.shape[1],
+        _scan_carry_kernel, (-(-size // 128), h.shape[0]), h, total, rate, first, last, size, rate.shape[0],
+        h.shape[1],
         D_STATE=rate.shape[1], BLOCK=128, REVERSE=reverse, HAS_FIRST=first is not None, num_warps=1,
     )  # fmt: skip
 
 
 def _backward(
-    dy: Tensor, dlast: Tensor | None, u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None,
+    dy: Tensor, dlast: Tensor | None, u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor,
+    d: Tensor | None,
     z: Tensor | None, kept: Tensor, total: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of (u, dt, A_log, B, C, D, z, state); what does not apply is empty."""
@@ -141,8 +148,10 @@ def _backward(
     if n_segment > 1:
         sent = torch.empty(batch, n_segment, channels, d_state, **options)
         launch(
-            _scan_bwd_state_kernel, (blocks, n_segment, batch), dt, rate, c, z, dy, sent, *dt.stride()[:2], *c.stride()[:2],
-            *z_strides, *dy.stride()[:2], channels, seq, n_segment, segment, D_STATE=d_state, HAS_Z=z is not None, **block,
+            _scan_bwd_state_kernel, (blocks, n_segment, batch), dt, rate, c, z, dy, sent, *dt.stride()[:2],
+            *c.stride()[:2],
+            *z_strides, *dy.stride()[:2], channels, seq, n_segment, segment, D_STATE=d_state,
+            HAS_Z=z is not None, **block,
         )  # fmt: skip
         _carry(sent, total, rate, entry, dstate, True)
         entry = sent
@@ -152,9 +161,12 @@ def _backward(
     db, dc = torch.empty(2, blocks, batch, seq, d_state, **options)
     dd = None if d is None else torch.empty(batch, n_segment, channels, **options)
     launch(
-        _scan_bwd_kernel, (blocks, n_segment, batch), u, dt, rate, b, c, d, z, dy, kept, entry, du, ddt, drate, db, dc, dd, dz,
-        dstate, *u.stride()[:2], *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2], *z_strides, *dy.stride()[:2], channels,
-        seq, n_segment, segment, kept.shape[1], D_STATE=d_state, STEPS=STEPS, HAS_D=d is not None, HAS_Z=z is not None,
+        _scan_bwd_kernel, (blocks, n_segment, batch), u, dt, rate, b, c, d, z, dy, kept, entry, du, ddt,
+        drate, db, dc, dd, dz,
+        dstate, *u.stride()[:2], *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2], *z_strides,
+        *dy.stride()[:2], channels,
+        seq, n_segment, segment, kept.shape[1], D_STATE=d_state, STEPS=STEPS, HAS_D=d is not None,
+        HAS_Z=z is not None,
         HAS_LAST=entry is not None, SAVE_FIRST=n_segment == 1, **block,
     )  # fmt: skip
     da_log = (-scale * drate.sum((0, 1))).to(a_log.dtype)
@@ -165,7 +177,8 @@ def _backward(
 
 
 def _fake(
-    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None, state: Tensor | None,
+    u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None,
+    state: Tensor | None,
     keep: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     batch, seq, channels = u.shape
@@ -177,7 +190,8 @@ def _fake(
 
 
 def _fake_backward(
-    dy: Tensor, dlast: Tensor | None, u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None,
+    dy: Tensor, dlast: Tensor | None, u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor,
+    d: Tensor | None,
     z: Tensor | None, kept: Tensor, total: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     none = total.new_empty(0)
@@ -202,7 +216,8 @@ def _gradient(ctx: Any, dy: Tensor | None, dlast: Tensor | None, *unused: Any) -
 
 _INPUTS = "Tensor u, Tensor dt, Tensor a_log, Tensor b, Tensor c, Tensor? d, Tensor? z"
 register(
-    f"selective_scan({_INPUTS}, Tensor? state, bool keep) -> (Tensor, Tensor, Tensor, Tensor)", _forward, _fake
+    f"selective_scan({_INPUTS}, Tensor? state, bool keep) -> (Tensor, Tensor, Tensor, Tensor)", _forward,
+    _fake
 )
 register(
     f"selective_scan_backward(Tensor dy, Tensor? dlast, {_INPUTS}, Tensor kept, Tensor total) "

@@ -3,7 +3,8 @@
 g_t = C_t dy_t + a_{t+1} g_{t+1} is the gradient of h_t, with a_t = exp2(A dt_t). Then
 dC_t = sum_c dy_t h_t, dB_t = sum_c g_t dt_t u_t, du_t = dt_t <g_t, B_t> + D dy_t,
 ddt_t = u_t <g_t, B_t> + <a_t g_t h_{t-1}, A>, dA = sum_t dt_t a_t g_t h_{t-1}; dy is taken before the gate.
-States are computed again from those kept every STEPS steps; sums over channels are per block, added up afterwards.
+States are computed again from those kept every STEPS steps; sums over channels are per block, added up
+afterwards.
 """
 
 import typing
@@ -23,7 +24,8 @@ def _gate(b_dy, z_ptrs, mask):
 @triton.jit
 @typing.no_type_check
 def _scan_bwd_state_kernel(
-    dt_ptr, rate_ptr, c_ptr, z_ptr, dy_ptr, e_ptr, stride_dt_b, stride_dt_t, stride_c_b, stride_c_t, stride_z_b,
+    dt_ptr, rate_ptr, c_ptr, z_ptr, dy_ptr, e_ptr, stride_dt_b, stride_dt_t, stride_c_b, stride_c_t,
+    stride_z_b,
     stride_z_t, stride_dy_b, stride_dy_t, n_channel, seq, n_segment, segment,
     D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, HAS_Z: tl.constexpr,
 ):  # fmt: skip
@@ -66,9 +68,11 @@ def _scan_bwd_state_kernel(
 def _scan_bwd_kernel(
     u_ptr, dt_ptr, rate_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dy_ptr, kept_ptr, e_ptr,
     du_ptr, ddt_ptr, drate_ptr, db_ptr, dc_ptr, dd_ptr, dz_ptr, first_ptr,
-    stride_u_b, stride_u_t, stride_dt_b, stride_dt_t, stride_b_b, stride_b_t, stride_c_b, stride_c_t, stride_z_b,
+    stride_u_b, stride_u_t, stride_dt_b, stride_dt_t, stride_b_b, stride_b_t, stride_c_b, stride_c_t,
+    stride_z_b,
     stride_z_t, stride_dy_b, stride_dy_t, n_channel, seq, n_segment, segment, n_kept,
-    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr, HAS_D: tl.constexpr,
+    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
+    HAS_D: tl.constexpr,
     HAS_Z: tl.constexpr, HAS_LAST: tl.constexpr, SAVE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, blocks of STEPS steps from the last to the first."""

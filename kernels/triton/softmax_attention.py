@@ -1,6 +1,7 @@
 """Causal softmax attention on a GPU: grouped heads, window, sink, logsumexp; forward and backward.
 
-Source: FlashAttention-2, Dao 2023, arXiv:2307.08691. Differs: dq and dkv are separate kernels, so nothing is added
+Source: FlashAttention-2, Dao 2023, arXiv:2307.08691. Differs: dq and dkv are separate kernels, so nothing is
+added
 atomically, and the query heads of a group are looped over inside dkv.
 """
 
@@ -23,12 +24,14 @@ OPERATOR = "softmax_attention"
 
 
 def softmax_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, window: int | None = None, sink: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, window: int | None = None,
+    sink: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of the last n_dest of n_src positions.
 
     Args:
-        q: [batch n_dest head d_head]; k: [batch n_src kv_head d_head]; v: [batch n_src kv_head d_v]; any strides.
+        q: [batch n_dest head d_head]; k: [batch n_src kv_head d_head]; v: [batch n_src kv_head d_v]; any
+        strides.
         scale: Multiplies the logits; default 1 / sqrt(d_head).
         window: Positions that a query sees, itself included.
         sink: [head], a logit in the denominator only.
@@ -80,7 +83,8 @@ def _forward(
 
 
 def _backward(
-    do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, sink: Tensor | None,
+    do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    sink: Tensor | None,
     scale: float, window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     q, k, v, do = rows(q), rows(k), rows(v), rows(do)
@@ -95,16 +99,18 @@ def _backward(
     dq = torch.empty(batch, n_dest, n_head, d_k, dtype=q.dtype, device=q.device)
     c = config("attention_bwd_query", width, q.dtype, q.device)
     launch(
-        _attention_bwd_query_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, o, do, lse, dlse, delta,
-        dq, *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, HAS_DLSE=dlse is not None, num_warps=c.warps, num_stages=c.stages,
-        **shapes,
+        _attention_bwd_query_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, o, do, lse, dlse,
+        delta, dq, *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0,
+        HAS_DLSE=dlse is not None, num_warps=c.warps, num_stages=c.stages, maxnreg=c.registers, **shapes,
     )  # fmt: skip
     dk = torch.empty(batch, n_src, n_kv, d_k, dtype=k.dtype, device=k.device)
     dv = torch.empty(batch, n_src, n_kv, d_v, dtype=v.dtype, device=v.device)
     c = config("attention_bwd_key", width, q.dtype, q.device)
     launch(
-        _attention_bwd_key_kernel, (-(-n_src // c.block_n) * n_kv * batch,), q, k, v, do, lse, delta, dk, dv, *strides,
-        *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, num_warps=c.warps, num_stages=c.stages,
+        _attention_bwd_key_kernel, (-(-n_src // c.block_n) * n_kv * batch,), q, k, v, do, lse, delta, dk, dv,
+        *strides,
+        *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, num_warps=c.warps,
+        num_stages=c.stages,
         **shapes,
     )  # fmt: skip
     if sink is None:
@@ -113,13 +119,16 @@ def _backward(
     return dq, dk, dv, -(share * delta).sum((0, 2)).to(sink.dtype)
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, scale: float, window: int) -> tuple[Tensor, Tensor]:
+def _fake(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, scale: float, window: int) -> tuple[Tensor,
+    Tensor]:
     batch, n_dest, n_head, _ = q.shape
-    return v.new_empty(batch, n_dest, n_head, v.shape[3]), v.new_empty(batch, n_head, n_dest, dtype=torch.float32)
+    return v.new_empty(batch, n_dest, n_head, v.shape[3]), v.new_empty(batch, n_head, n_dest,
+        dtype=torch.float32)
 
 
 def _fake_backward(
-    do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor, sink: Tensor | None,
+    do: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor,
+    sink: Tensor | None,
     scale: float, window: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     dsink = q.new_empty(0) if sink is None else sink.new_empty(sink.shape)
@@ -143,13 +152,14 @@ def _gradient(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple:
 
 
 register(
-    "softmax_attention(Tensor q, Tensor k, Tensor v, Tensor? sink, float scale, int window) -> (Tensor, Tensor)",
+    "softmax_attention(Tensor q, Tensor k, Tensor v, Tensor? sink, float scale, int window) "
+    "-> (Tensor, Tensor)",
     _forward,
     _fake,
 )
 register(
-    "softmax_attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, Tensor? sink, "
-    "float scale, int window) -> (Tensor, Tensor, Tensor, Tensor)",
+    "softmax_attention_backward(Tensor do, Tensor? dlse, Tensor q, Tensor k, Tensor v, Tensor o, Tensor lse, "
+    "Tensor? sink, float scale, int window) -> (Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,
 )

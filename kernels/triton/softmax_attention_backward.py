@@ -1,7 +1,9 @@
-"""Backward kernels of causal softmax attention: queries and the row sums delta, then keys and values. No atomics.
+"""Backward kernels of causal softmax attention: queries and the row sums delta, then keys and values. No
+atomics.
 
 With p_ij = exp(s_ij - lse_i), dp_ij = <do_i, v_j> and delta_i = <do_i, o_i> - dlse_i:
-ds_ij = p_ij (dp_ij - delta_i), dv_j = sum_i p_ij do_i, dk_j = scale sum_i ds_ij q_i, dq_i = scale sum_j ds_ij k_j.
+ds_ij = p_ij (dp_ij - delta_i), dv_j = sum_i p_ij do_i, dk_j = scale sum_i ds_ij q_i, dq_i = scale sum_j ds_ij
+k_j.
 Transposed scores are computed as such: no dot is fed a transposed dot result.
 """
 
@@ -14,7 +16,8 @@ import triton.language as tl
 @triton.jit
 @typing.no_type_check
 def _attention_bwd_key_tiles(
-    b_dk, b_dv, b_k, b_v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_q_t, stride_do_t, start, stop, shift, offs_j,
+    b_dk, b_dv, b_k, b_v, q_ptr, do_ptr, lse_ptr, delta_ptr, stride_q_t, stride_do_t, start, stop, shift,
+    offs_j,
     n_dest, window, scale_log2, wide,
     D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
@@ -51,12 +54,14 @@ def _attention_bwd_key_tiles(
 @typing.no_type_check
 def _attention_bwd_key_kernel(
     q_ptr, k_ptr, v_ptr, do_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr,
-    stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t, stride_v_h,
+    stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t,
+    stride_v_h,
     stride_do_b, stride_do_t, stride_do_h, n_head, n_dest, n_src, window, scale, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of keys of one key/value head, over all query heads of its group. First tiles, read most, start first."""
+    """One tile of keys of one key/value head, over all query heads of its group. First tiles, read most,
+    start first."""
     n_tile = tl.cdiv(n_src, BLOCK_N)
     n_kv = n_head // GROUP
     pid = tl.program_id(0)
@@ -89,13 +94,17 @@ def _attention_bwd_key_kernel(
         do_head = do_ptr + batch * stride_do_b + head * stride_do_h
         row = (batch * n_head + head) * n_dest
         b_dk, b_dv = _attention_bwd_key_tiles(
-            b_dk, b_dv, b_k, b_v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_q_t, stride_do_t, start, full,
-            shift, offs_j, n_dest, window, scale_log2, batch * 0, D_K, D_V, BLOCK_M, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
+            b_dk, b_dv, b_k, b_v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_q_t, stride_do_t,
+            start, full,
+            shift, offs_j, n_dest, window, scale_log2, batch * 0, D_K, D_V, BLOCK_M, BLOCK_K, BLOCK_V, True,
+            HAS_WINDOW, PRECISION,
         )  # fmt: skip
         if not HAS_WINDOW:
             b_dk, b_dv = _attention_bwd_key_tiles(
-                b_dk, b_dv, b_k, b_v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_q_t, stride_do_t, full,
-                n_dest, shift, offs_j, n_dest, window, scale_log2, batch * 0, D_K, D_V, BLOCK_M, BLOCK_K, BLOCK_V, False, False,
+                b_dk, b_dv, b_k, b_v, q_head, do_head, lse_ptr + row, delta_ptr + row, stride_q_t,
+                stride_do_t, full,
+                n_dest, shift, offs_j, n_dest, window, scale_log2, batch * 0, D_K, D_V, BLOCK_M, BLOCK_K,
+                BLOCK_V, False, False,
                 PRECISION,
             )  # fmt: skip
     out = (batch * n_src + start_n) * n_kv + kv_head
@@ -108,7 +117,8 @@ def _attention_bwd_key_kernel(
 @triton.jit
 @typing.no_type_check
 def _attention_bwd_query_tiles(
-    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window, scale_log2, wide,
+    b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window,
+    scale_log2, wide,
     D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -124,8 +134,10 @@ def _attention_bwd_query_tiles(
         if MASKED:
             mask_k = mask_k & (j < n_src)[:, None]
             mask_v = mask_v & (j < n_src)[:, None]
-        b_k = tl.load(k_ptr + tile * stride_k_t + offs_n[:, None] * stride_k_t + offs_k[None, :], mask=mask_k, other=0.0)
-        b_v = tl.load(v_ptr + tile * stride_v_t + offs_n[:, None] * stride_v_t + offs_v[None, :], mask=mask_v, other=0.0)
+        b_k = tl.load(k_ptr + tile * stride_k_t + offs_n[:, None] * stride_k_t + offs_k[None, :], mask=mask_k,
+            other=0.0)
+        b_v = tl.load(v_ptr + tile * stride_v_t + offs_n[:, None] * stride_v_t + offs_v[None, :], mask=mask_v,
+            other=0.0)
         b_s = tl.dot(b_q, tl.trans(b_k), input_precision=PRECISION)
         b_p = tl.exp2(b_s * scale_log2 - b_lse[:, None])
         if MASKED:
@@ -143,7 +155,8 @@ def _attention_bwd_query_tiles(
 @typing.no_type_check
 def _attention_bwd_query_kernel(
     q_ptr, k_ptr, v_ptr, o_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr, dq_ptr,
-    stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t, stride_v_h,
+    stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t,
+    stride_v_h,
     stride_do_b, stride_do_t, stride_do_h, n_head, n_dest, n_src, window, scale, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DLSE: tl.constexpr,
@@ -185,11 +198,13 @@ def _attention_bwd_query_kernel(
     else:
         diagonal = (first + 1) // BLOCK_N * BLOCK_N
         b_dq = _attention_bwd_query_tiles(
-            b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, 0, diagonal, offs_i, n_src, window,
+            b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, 0, diagonal, offs_i, n_src,
+            window,
             scale_log2, batch * 0, D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, False, False, PRECISION,
         )  # fmt: skip
     b_dq = _attention_bwd_query_tiles(
-        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, diagonal, stop, offs_i, n_src, window,
+        b_dq, b_q, b_do, b_lse, b_delta, k_ptr, v_ptr, stride_k_t, stride_v_t, diagonal, stop, offs_i, n_src,
+        window,
         scale_log2, batch * 0, D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
     )  # fmt: skip
     dq_ptr += ((batch * n_dest + start_m) * n_head + head) * D_K

@@ -1,4 +1,5 @@
-"""Forward kernels of causal softmax attention: online softmax over key tiles, base-2 exponentials, logsumexp kept."""
+"""Forward kernels of causal softmax attention: online softmax over key tiles, base-2 exponentials, logsumexp
+kept."""
 
 import typing
 
@@ -9,7 +10,8 @@ import triton.language as tl
 @triton.jit
 @typing.no_type_check
 def _attention_tiles(
-    b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window, scale_log2, wide,
+    b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, start, stop, offs_i, n_src, window,
+    scale_log2, wide,
     D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
     MASKED: tl.constexpr, HAS_WINDOW: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -55,7 +57,8 @@ def _attention_tiles(
 @typing.no_type_check
 def _attention_fwd_kernel(
     q_ptr, k_ptr, v_ptr, sink_ptr, o_ptr, lse_ptr,
-    stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t, stride_v_h,
+    stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t,
+    stride_v_h,
     n_head, n_dest, n_src, window, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINK: tl.constexpr,
@@ -88,11 +91,13 @@ def _attention_fwd_kernel(
     else:
         diagonal = (first + 1) // BLOCK_N * BLOCK_N
         b_acc, b_max, b_sum = _attention_tiles(
-            b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, 0, diagonal, offs_i, n_src, window, scale_log2, batch * 0,
+            b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, 0, diagonal, offs_i, n_src,
+            window, scale_log2, batch * 0,
             D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, False, False, PRECISION,
         )  # fmt: skip
     b_acc, b_max, b_sum = _attention_tiles(
-        b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, diagonal, stop, offs_i, n_src, window, scale_log2, batch * 0,
+        b_acc, b_max, b_sum, b_q, k_ptr, v_ptr, stride_k_t, stride_v_t, diagonal, stop, offs_i, n_src, window,
+        scale_log2, batch * 0,
         D_K, D_V, BLOCK_N, BLOCK_K, BLOCK_V, True, HAS_WINDOW, PRECISION,
     )  # fmt: skip
     if HAS_SINK:
@@ -105,6 +110,7 @@ def _attention_fwd_kernel(
     b_o = b_acc / b_sum[:, None]
     o_ptr += ((batch * n_dest + start_m) * n_head + head) * D_V
     mask_o = mask_m[:, None] & (offs_v[None, :] < D_V)
-    tl.store(o_ptr + offs_m[:, None] * (n_head * D_V) + offs_v[None, :], b_o.to(o_ptr.dtype.element_ty), mask=mask_o)
+    tl.store(o_ptr + offs_m[:, None] * (n_head * D_V) + offs_v[None, :], b_o.to(o_ptr.dtype.element_ty),
+        mask=mask_o)
     lse = (b_max + tl.log2(b_sum)) * 0.6931471805599453
     tl.store(lse_ptr + (batch * n_head + head) * n_dest + start_m + offs_m, lse, mask=mask_m)
