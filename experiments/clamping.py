@@ -1,11 +1,13 @@
-"""A part of the induction circuit held at its ideal while the rest is trained (Singh et al. 2024, arXiv:2404.07129).
+"""A part of the induction circuit held at its ideal while the rest is trained (Singh et al. 2024,
+arXiv:2404.07129).
 
-carry   every key holds the previous token. Where a short convolution makes the keys, they are read through one tap of 1
-        at lag `offset` (for Mamba: B is); else the layer's heads attend exactly to the previous position.
-match   the layer's heads attend to position s + offset of the latest earlier copy s of each token; rows of tokens that
-        did not occur before stay as they are.
-copy    what the layer's heads attend to is added to the logits, `gain` nats for all the weight on a token, in place of
-        what they write to the residual stream.
+carry   every key holds the previous token. Where a short convolution makes the keys, they are read through
+        one tap of 1 at lag `offset` (for Mamba: B is); else the layer's heads attend exactly to the previous
+        position.
+match   the layer's heads attend to position s + offset of the latest earlier copy s of each token; rows of
+        tokens that did not occur before stay as they are.
+copy    what the layer's heads attend to is added to the logits, `gain` nats for all the weight on a token, in
+        place of what they write to the residual stream.
 
 A clamped model is trained and measured with its clamp; what its checkpoints hold is the bare model.
 """
@@ -50,11 +52,15 @@ class Clamp:
                 raise ConfigError(f"clamp.heads has {head}; accepted: 0..{self.mixer.n_heads - 1}")
         self.by_tap = config.part == "carry" and _has_conv(self.mixer)
         if self.by_tap and config.heads is not None:
-            raise ConfigError(f"clamp.heads is {list(config.heads)}; accepted with a convolution's taps: None (all heads)")
+            raise ConfigError(
+                f"clamp.heads is {list(config.heads)}; accepted with a convolution's taps: None (all heads)"
+            )
         self.heads = list(range(self.mixer.n_heads) if config.heads is None else config.heads)
         width = self.mixer.conv1d.weight.shape[-1] if self.by_tap else None
         if width is not None and config.offset >= width:
-            raise ConfigError(f"clamp.offset is {config.offset}; accepted: 1..{width - 1}, the convolution's lags")
+            raise ConfigError(
+                f"clamp.offset is {config.offset}; accepted: 1..{width - 1}, the convolution's lags"
+            )
 
     def __call__(self, tokens: Int[Tensor, "batch seq"], return_type: str = "logits") -> Tensor:
         """Logits of the clamped model."""
@@ -112,7 +118,9 @@ class Clamp:
 
 
 def _default_layer(model: LanguageModel, config: ClampConfig) -> int:
-    """carry: the first layer, or where the keys of the last are made by a convolution the last; else the last."""
+    """carry: the first layer, or where the keys of the last are made by a convolution the last; else the
+    last.
+    """
     last = model.config.n_layers - 1
     return 0 if config.part == "carry" and not _has_conv(model.blocks[last].attn) else last
 

@@ -122,8 +122,9 @@ class EvalConfig(PlainConfig):
 class ClampConfig(PlainConfig):
     """A part of the induction circuit held at its ideal during training; see `experiments.clamping`.
 
-    `layer` None is the part's usual layer, `heads` None all of the layer's. `offset`: of the match in the mixer's own A
-    ("match", "copy"), or the lag of the convolution's tap ("carry"). `gain` is "copy"'s, in nats.
+    `layer` None is the part's usual layer, `heads` None all of the layer's. `offset`: of the match in the
+    mixer's own A ("match", "copy"), or the lag of the convolution's tap ("carry"). `gain` is "copy"'s, in
+    nats.
     """
 
     part: Literal["carry", "match", "copy"]
@@ -153,7 +154,7 @@ class ExperimentConfig(PlainConfig):
 
     def _check(self) -> None:
         if self.clamp is not None and (self.training.compile or self.training.cuda_graph):
-            raise ConfigError("clamp is given; accepted with training.compile and training.cuda_graph false only")
+            raise ConfigError("clamp is given; accepted: only with training.compile and cuda_graph false")
         if self.data.seq > self.model.n_ctx and self.model.positions == "learned":
             raise ConfigError(
                 f"data.seq is {self.data.seq}, but learned positions end at model.n_ctx = {self.model.n_ctx}"

@@ -20,7 +20,8 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def make_step(
     model: nn.Module, optimiser: torch.optim.Optimizer, config: ExperimentConfig, placement: Placement
 ) -> Step:
-    """The update that `config.training` and `config.clamp` ask for. Weights sum to 1 over the global batch."""
+    """The update that `config.training` and `config.clamp` ask for. Weights sum to 1 over the global "
+    "batch."""
     training, clip = config.training, config.optimiser.clip
     start, stop = placement.part(training.batch)
     if training.cuda_graph:

@@ -1,7 +1,8 @@
-"""Ablations of heads, as context managers: zero, mean, resample; patterns held; a pattern replaced by an ideal one.
+"""Ablations of heads, as context managers: zero, mean, resample; patterns held; a pattern replaced by an
+ideal one.
 
-`hook_z` is a head's output before the output projection. For Mamba it holds the skip D x beside A x: `part="mixing"` takes
-out only what A moved between positions, `part="output"` the whole.
+`hook_z` is a head's output before the output projection. For Mamba it holds the skip D x beside A x:
+`part="mixing"` takes out only what A moved between positions, `part="output"` the whole.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -34,7 +35,8 @@ def zero_ablated(
         form: None is the form of the context around this one, or PARALLEL.
 
     Raises:
-        InterventionError: a layer or head out of range, or another part. HookNotFired: "mixing" in another form.
+        InterventionError: a layer or head out of range, or another part. HookNotFired: "mixing" in another
+            form.
     """
     _check(model, heads)
     if part not in PARTS:
@@ -56,7 +58,8 @@ def mean_ablated(
     """Heads that write their mean output over reference sequences.
 
     Args:
-        tokens: The reference. `by_position`: a mean for each position, for runs of at most its length; else one mean.
+        tokens: The reference. `by_position`: a mean for each position, for runs of at most its length; else
+            one mean.
     """
     _check(model, heads)
     found = _recorded(model, tokens, heads)
@@ -67,7 +70,11 @@ def mean_ablated(
 
 @contextmanager
 def resample_ablated(
-    model: LanguageModel, heads: Sequence[Head], tokens: Int[Tensor, "batch seq"], *, form: Form | str | None = None
+    model: LanguageModel,
+    heads: Sequence[Head],
+    tokens: Int[Tensor, "batch seq"],
+    *,
+    form: Form | str | None = None,
 ) -> Iterator[LanguageModel]:
     """Heads that write what they write on other sequences of the same shape, position by position."""
     _check(model, heads)
@@ -82,14 +89,17 @@ def patterns_held(
     """Implied attention as it is on `tokens`, in every layer or the given heads, whatever the values become.
 
     Inside it, an ablation takes out what a head's values carry and no later pattern moves with it: Olsson's
-    pattern-preserving ablation, `with patterns_held(model, tokens), zero_ablated(model, heads): model(tokens)`.
+    pattern-preserving ablation, `with patterns_held(model, tokens), zero_ablated(model, heads):
+    model(tokens)`.
     """
     chosen = [(layer, None) for layer in range(model.config.n_layers)] if heads is None else list(heads)
     _check(model, chosen)
     sites = [Site(kind="pattern", layer=layer) for layer in dict.fromkeys(layer for layer, _ in chosen)]
     found = record(model, tokens, sites)
     held = {site.layer: found.of(site) for site in sites}
-    with model.hooks(fwd_hooks=_edits(chosen, "hook_pattern", 1, lambda own, layer: held[layer]), form=Form.PARALLEL):
+    with model.hooks(
+        fwd_hooks=_edits(chosen, "hook_pattern", 1, lambda own, layer: held[layer]), form=Form.PARALLEL
+    ):
         yield model
 
 
@@ -106,7 +116,8 @@ def idealised_pattern(
 
     Args:
         pattern: [dest src], or one for each sequence. Rows of zeros leave the head's own row.
-        keep_mass: Each row multiplied by the sum of the head's own |A| there, for mixers whose rows do not sum to 1.
+        keep_mass: Each row multiplied by the sum of the head's own |A| there, for mixers whose rows do not
+            sum to 1.
 
     Raises:
         InterventionError: a layer or head out of range; when the model runs, a pattern of another shape.
@@ -115,7 +126,9 @@ def idealised_pattern(
 
     def ideal(own: Tensor, _: int) -> Tensor:
         if pattern.shape[-2:] != own.shape[-2:]:
-            raise InterventionError(f"the pattern has shape {list(pattern.shape)}; accepted: [.. {own.shape[-2]} {own.shape[-1]}]")
+            raise InterventionError(
+                f"the pattern has shape {list(pattern.shape)}; accepted: [.. {own.shape[-2]} {own.shape[-1]}]"
+            )
         # A head axis for patterns by sequence.
         given = pattern if pattern.ndim == 2 else pattern[:, None]
         given = given.to(own).expand_as(own)
@@ -176,7 +189,8 @@ def _put_z(
             value = value[:, clock.position : clock.position + own.shape[1]]
         if value.shape[1] not in (1, own.shape[1]) or value.shape[0] not in (1, own.shape[0]):
             raise InterventionError(
-                f"the reference has shape {list(values[layer].shape)}, this run {list(own.shape)} from position "
+                f"the reference has shape {list(values[layer].shape)}, this run {list(own.shape)} from "
+                "position "
                 f"{clock.position}; accepted: equal batches and at least as many positions"
             )
         return value.expand_as(own)

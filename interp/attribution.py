@@ -1,8 +1,9 @@
 """What each part contributes: attribution patching, direct logit attribution, logit lens; for every mixer.
 
-Attribution patching is activation patching to first order: (source - base) . d metric / d activation, for all sites from
-one forward and backward pass of the base run and one forward pass of the source run (Nanda 2023; Syed et al. 2023,
-arXiv:2310.10348). Direct logit attribution and the logit lens freeze nothing but the final norm's scale and are exact.
+Attribution patching is activation patching to first order: (source - base) . d metric / d activation, for all
+sites from one forward and backward pass of the base run and one forward pass of the source run (Nanda 2023;
+Syed et al. 2023, arXiv:2310.10348). Direct logit attribution and the logit lens freeze nothing but the final
+norm's scale and are exact.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,16 +37,19 @@ def attribution_patching(
         form: None is PARALLEL, or RECURRENT where a site (the recurrent state) fires in no other form.
 
     Raises:
-        InterventionError: token shapes that differ, a site of kind "tap" (it has no activation of its own), or as
-        `patching.record`.
+        InterventionError: token shapes that differ, a site of kind "tap" (it has no activation of its own),
+        or as `patching.record`.
     """
     if tokens.shape != source_tokens.shape:
         raise InterventionError(
-            f"source_tokens have shape {list(source_tokens.shape)}; accepted: that of tokens, {list(tokens.shape)}"
+            f"source_tokens have shape {list(source_tokens.shape)}; accepted: that of tokens, "
+            f"{list(tokens.shape)}"
         )
     form = common_form(model, sites, form)
     if any(site.kind == TAP for site in sites):
-        raise InterventionError("a site of kind 'tap' has no activation of its own; accepted: conv, or activation patching")
+        raise InterventionError(
+            "a site of kind 'tap' has no activation of its own; accepted: conv, or activation patching"
+        )
     source = record(model, source_tokens, sites, form=form)
     found = gradients(model, tokens, sites, metric, form=form)
     return torch.stack([found.change(site, source) for site in sites])
@@ -53,7 +57,9 @@ def attribution_patching(
 
 @dataclass(frozen=True)
 class Gradients:
-    """Activations of a run and the metric's gradients there: hook point -> tensor, as `Recording` has them."""
+    """Activations of a run and the metric's gradients there: hook point -> tensor, as `Recording` has
+    them.
+    """
 
     values: dict[str, Tensor]
     grads: dict[str, Tensor]
@@ -64,7 +70,8 @@ class Gradients:
         other = source.of(site)
         if other.shape != own.shape:
             raise InterventionError(
-                f"{site.label}: the source has shape {list(other.shape)}, this run {list(own.shape)}; accepted: equal ones"
+                f"{site.label}: the source has shape {list(other.shape)}, this run {list(own.shape)}; "
+                "accepted: equal ones"
             )
         by_place = [x if site.kind in BY_POSITION else site.by_position(x) for x in (own, grad, other)]
         at = slice(None) if site.positions is None else list(site.positions)
@@ -104,14 +111,17 @@ def gradients(
     values, grads = {}, {}
     for point, tensors in fired.items():
         found = [next(slopes) for _ in tensors]
-        grads[point] = joined(point, [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)])
+        grads[point] = joined(
+            point, [torch.zeros_like(t) if g is None else g for t, g in zip(tensors, found, strict=True)]
+        )
         values[point] = joined(point, [t.detach() for t in tensors])
     return Gradients(values, grads)
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogitAttribution:
-    """Contributions to chosen tokens' logits at each position, nats; over components they sum to those logits.
+    """Contributions to chosen tokens' logits at each position, nats; over components they sum to those
+    logits.
 
     `labels`: "embed", "pos_embed", "L0H1" (a head), "L0" (Mamba-1: the mixer), "L0 bias", "L0 MLP", "bias".
     """
@@ -141,7 +151,9 @@ def direct_logit_attribution(
     if targets is None:
         targets = torch.cat((tokens[:, 1:], tokens[:, -1:]), 1)
     if targets.shape != tokens.shape:
-        raise InterventionError(f"targets have shape {list(targets.shape)}; accepted: that of tokens, {list(tokens.shape)}")
+        raise InterventionError(
+            f"targets have shape {list(targets.shape)}; accepted: that of tokens, {list(tokens.shape)}"
+        )
     directions = model.tokens_to_residual_directions(targets)
     if getattr(model.ln_final, "kind", None) == "layer":
         directions = directions - directions.mean(-1, keepdim=True)
@@ -187,7 +199,8 @@ def logit_lens(
     *,
     reduce: Callable[[Float[Tensor, "batch seq d_vocab"]], Tensor] | None = None,
 ) -> Float[Tensor, "depth batch seq d_vocab"]:
-    """The logits that the final norm and the unembedding read from the residual stream after 0, 1, .. n_layers layers.
+    """The logits that the final norm and the unembedding read from the residual stream after 0, 1, ..
+    n_layers layers.
 
     Args:
         reduce: Applied to each depth's logits, so that they need not all be kept (a loss, an argmax).

@@ -1,11 +1,13 @@
-"""Weight-space circuits of every mixer as low-rank matrices: OV and QK, by head and by tap of the convolution.
+"""Weight-space circuits of every mixer as low-rank matrices: OV and QK, by head and by tap of the
+convolution.
 
-Maps act on row vectors: a source's residual x gives x W_V W_O, and scores are (x_i W_Q)(x_j W_K)^T. Exact for softmax and
-linear attention without convolution (rotations, normalisation and feature maps act on the scores afterwards and are left
-out). Elsewhere `UnitWeights.approximation` says what stands in: of a convolution one tap, or the sum of its taps; of
-Mamba's SiLU and gate the mean factor over given tokens, or 1.
+Maps act on row vectors: a source's residual x gives x W_V W_O, and scores are (x_i W_Q)(x_j W_K)^T. Exact for
+softmax and linear attention without convolution (rotations, normalisation and feature maps act on the scores
+afterwards and are left out). Elsewhere `UnitWeights.approximation` says what stands in: of a convolution one
+tap, or the sum of its taps; of Mamba's SiLU and gate the mean factor over given tokens, or 1.
 
-Mamba-2: W_Q and W_K make C and B. Mamba-1, as one unit: C and B are made from the convolution's output by x_proj.
+Mamba-2: W_Q and W_K make C and B. Mamba-1, as one unit: C and B are made from the convolution's output by
+    x_proj.
 """
 
 from dataclasses import dataclass
@@ -49,9 +51,11 @@ def unit_weights(
     """The maps of a layer's units.
 
     Args:
-        lags: The tap of each of "q", "k", "v" through which the convolution is read; those not named: the sum of taps.
+        lags: The tap of each of "q", "k", "v" through which the convolution is read; those not named: the sum
+            of taps.
         fold: The gain of the norm before the mixer (and LayerNorm's centring) goes into W_Q, W_K and W_V.
-        tokens: For Mamba: sequences over which SiLU's factor sigmoid(pre), the gate and the gated norm are averaged.
+        tokens: For Mamba: sequences over which SiLU's factor sigmoid(pre), the gate and the gated norm are
+            averaged.
 
     Raises:
         InterventionError: a layer or lag that does not exist.
@@ -67,7 +71,9 @@ def unit_weights(
         W_O = mixer.out_proj.weight.T[None]
     if fold:
         W_Q, W_K, W_V = (_folded(block.ln1, W) for W in (W_Q, W_K, W_V))
-    return UnitWeights(W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=W_O, approximation=_approximation(mixer, lags, means is not None))
+    return UnitWeights(
+        W_Q=W_Q, W_K=W_K, W_V=W_V, W_O=W_O, approximation=_approximation(mixer, lags, means is not None)
+    )
 
 
 def ov_circuit(
@@ -82,8 +88,8 @@ def ov_circuit(
 ) -> "FactoredMatrix":
     """What a unit writes for a source: [d_model d_model], or with `full` [source token, logit of a token].
 
-    `lag`: through one tap of the convolution. `tokens`: through Mamba's mean gate. With `full`, `fold` also takes the
-    final norm's gain into the unembedding.
+    `lag`: through one tap of the convolution. `tokens`: through Mamba's mean gate. With `full`, `fold` also
+    takes the final norm's gain into the unembedding.
     """
     from transformer_lens import FactoredMatrix
 
@@ -124,7 +130,8 @@ def qk_circuit(
 
 
 def eigenvalue_score(matrix: "FactoredMatrix") -> float:
-    """Re(sum of eigenvalues) / sum of |eigenvalues|, in [-1, 1]: of a full OV circuit copying, of a full QK matching.
+    """Re(sum of eigenvalues) / sum of |eigenvalues|, in [-1, 1]: of a full OV circuit copying, of a full QK
+    matching.
 
     0 for a matrix without eigenvalues other than 0. Source: Elhage et al. 2021.
     """
@@ -135,18 +142,21 @@ def eigenvalue_score(matrix: "FactoredMatrix") -> float:
 
 @torch.no_grad()
 def tap_alignment(model: LanguageModel, layer: int, head: int = 0) -> Float[Tensor, "lag_q lag_k"]:
-    """How far query tap and key tap together match equal tokens: the cosine of the token-by-token QK circuit with 1.
+    """How far query tap and key tap together match equal tokens: the cosine of the token-by-token QK circuit
+    with 1.
 
-    Entry [a, b] reads the query a places and the key b places before; a match there makes position s + b - a the source
-    for a token seen at s: delta* = b - a. Both sides are centred over the vocabulary; divided by the cosine that the
-    circuit's rank allows, so that 1 is a perfect match of equal tokens. Random circuits lie within about
-    1 / sqrt(rank (d_vocab - 1)) of 0.
+    Entry [a, b] reads the query a places and the key b places before; a match there makes position s + b - a
+    the source for a token seen at s: delta* = b - a. Both sides are centred over the vocabulary; divided by
+    the cosine that the circuit's rank allows, so that 1 is a perfect match of equal tokens. Random circuits
+    lie within about 1 / sqrt(rank (d_vocab - 1)) of 0.
     """
     width = _width(model, layer)
     E = model.embed.W_E
     units = [unit_weights(model, layer, lags={"q": lag, "k": lag}) for lag in range(width)]
     _check_unit(units[0], head, layer)
-    return torch.stack([torch.stack([_cosine(E @ a.W_Q[head], E @ b.W_K[head]) for b in units]) for a in units])
+    return torch.stack(
+        [torch.stack([_cosine(E @ a.W_Q[head], E @ b.W_K[head]) for b in units]) for a in units]
+    )
 
 
 @torch.no_grad()
@@ -162,7 +172,9 @@ def value_alignment(model: LanguageModel, layer: int, head: int = 0) -> Float[Te
 
 
 def _cosine(left: Float[Tensor, "token d"], right: Float[Tensor, "token d"]) -> Float[Tensor, ""]:
-    """Cosine of left @ right.T with the identity, both centred, over what the rank allows; nothing d_vocab squared."""
+    """Cosine of left @ right.T with the identity, both centred, over what the rank allows; nothing d_vocab
+    squared.
+    """
     left, right = (x.double() - x.double().mean(0) for x in (left, right))
     norm = ((left.T @ left) * (right.T @ right)).sum().clamp_min(0).sqrt()
     n = left.shape[0] - 1
@@ -195,11 +207,15 @@ def _width(model: LanguageModel, layer: int) -> int:
     check_layer(model, layer)
     conv = getattr(model.blocks[layer].attn, "conv1d", None)
     if conv is None:
-        raise InterventionError(f"layer {layer} has no convolution, so no taps; accepted: a layer with d_conv above 0")
+        raise InterventionError(
+            f"layer {layer} has no convolution, so no taps; accepted: a layer with d_conv above 0"
+        )
     return conv.weight.shape[-1]
 
 
-def _tap_gain(mixer: Mixer, part: str, lag: int | None, means: _Means | None) -> Float[Tensor, " channel"] | None:
+def _tap_gain(
+    mixer: Mixer, part: str, lag: int | None, means: _Means | None
+) -> Float[Tensor, " channel"] | None:
     """Factor of each channel of the convolution: one tap or the sum of all, times SiLU's mean factor."""
     conv = getattr(mixer, "conv1d", None)
     if conv is None:
@@ -214,7 +230,9 @@ def _tap_gain(mixer: Mixer, part: str, lag: int | None, means: _Means | None) ->
     return gain if means is None else gain * means.sigmoid
 
 
-def _maps(mixer: Mixer, q: Tensor | None, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+def _maps(
+    mixer: Mixer, q: Tensor | None, k: Tensor | None, v: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
     """W_Q, W_K, W_V with each channel's factor of the convolution."""
     if mixer.kind == "mamba1":
         return _mamba1_maps(mixer, q, k, v)
@@ -259,7 +277,9 @@ def _approximation(mixer: Mixer, lags: dict[str, int] | None, averaged: bool) ->
     words = []
     if getattr(mixer, "conv1d", None) is not None:
         taps = [f"{part} at lag {lag}" for part, lag in (lags or {}).items()]
-        words.append("taps of the convolution: " + ", ".join([*taps, *(["else their sum"] if len(taps) < 3 else [])]))
+        words.append(
+            "taps of the convolution: " + ", ".join([*taps, *(["else their sum"] if len(taps) < 3 else [])])
+        )
     if getattr(mixer, "smear", None) is not None:
         words.append("keys before smearing")
     if mixer.kind.startswith("mamba"):

@@ -2,10 +2,11 @@
 
     score(1, 2) = |OV_1 X_2| / (|OV_1| |X_2|),    Frobenius norms of maps on row vectors
 
-X_2 is W_Q W_K^T (Q), W_K W_Q^T (K) or W_V W_O (V) of the later head. Nulls, with the later head as it is: `gaussian`, an
-earlier head of Gaussian W_V and W_O of the same shapes; `spectrum`, the earlier head with its singular values, writing to
-random directions. Norms weigh a matrix's largest directions: a later head with one strong map of its own (to the first
-position, say) scores low with every earlier head. Source: Elhage et al. 2021; the nulls are ours.
+X_2 is W_Q W_K^T (Q), W_K W_Q^T (K) or W_V W_O (V) of the later head. Nulls, with the later head as it is:
+`gaussian`, an earlier head of Gaussian W_V and W_O of the same shapes; `spectrum`, the earlier head with its
+singular values, writing to random directions. Norms weigh a matrix's largest directions: a later head with
+one strong map of its own (to the first position, say) scores low with every earlier head. Source: Elhage et
+al. 2021; the nulls are ours.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,8 @@ Head = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class CompositionScores:
-    """Scores of every pair of units, earlier by later; NaN where the sender is not in an earlier layer, or writes 0.
+    """Scores of every pair of units, earlier by later; NaN where the sender is not in an earlier layer, or
+    writes 0.
 
     `heads` is (layer, unit) of rows and columns. Means and standard deviations of the nulls are over draws.
     """
@@ -42,19 +44,24 @@ class CompositionScores:
         """Score above the larger of the two nulls' means, in that null's standard deviations."""
         by_null = [
             (self.scores - mean) / std.clamp_min(1e-12)
-            for mean, std in ((self.gaussian_mean, self.gaussian_std), (self.spectrum_mean, self.spectrum_std))
+            for mean, std in (
+                (self.gaussian_mean, self.gaussian_std),
+                (self.spectrum_mean, self.spectrum_std),
+            )
         ]
         return torch.minimum(*by_null)
 
     def above_null(self, n_std: float = 5.0) -> list[tuple[Head, Head, float]]:
-        """(sender, receiver, score) of the pairs above both nulls by `n_std` standard deviations, strongest first."""
+        """(sender, receiver, score) of the pairs above both nulls by `n_std` standard deviations, strongest
+        first.
+        """
         places = (self.excess > n_std).nonzero().tolist()
         found = [(self.heads[a], self.heads[b], float(self.scores[a, b])) for a, b in places]
         return sorted(found, key=lambda pair: -pair[2])
 
 
 @torch.no_grad()
-def composition(
+def composition_scores(
     model: LanguageModel,
     kind: str,
     *,
@@ -78,8 +85,12 @@ def composition(
     if n_draws < 2:
         raise InterventionError(f"n_draws is {n_draws}; accepted: 2 and up")
     if n_layers < 2:
-        raise InterventionError("the model has 1 layer; accepted: 2 and up, as heads of one layer do not compose")
-    units = [unit_weights(model, layer, fold=fold, lags=_own_lags(model, layer, lags)) for layer in range(n_layers)]
+        raise InterventionError(
+            "the model has 1 layer; accepted: 2 and up, as heads of one layer do not compose"
+        )
+    units = [
+        unit_weights(model, layer, fold=fold, lags=_own_lags(model, layer, lags)) for layer in range(n_layers)
+    ]
     heads = tuple((layer, n) for layer, unit in enumerate(units) for n in range(unit.W_V.shape[0]))
     first = [heads.index((layer, 0)) for layer in range(n_layers)] + [len(heads)]
     names = ("scores", "gaussian_mean", "gaussian_std", "spectrum_mean", "spectrum_std")
@@ -106,7 +117,9 @@ def _own_lags(model: LanguageModel, layer: int, lags: dict[str, int] | None) -> 
     return lags if getattr(model.blocks[layer].attn, "conv1d", None) is not None else None
 
 
-def _sent(W_V: Float[Tensor, "unit d_model m"], W_O: Float[Tensor, "unit m d_model"]) -> Float[Tensor, "unit r d_model"]:
+def _sent(
+    W_V: Float[Tensor, "unit d_model m"], W_O: Float[Tensor, "unit m d_model"]
+) -> Float[Tensor, "unit r d_model"]:
     """S with |W_V W_O X| = |S X| for every X, and no more rows than the head is wide."""
     return torch.linalg.qr(W_V, mode="r").R @ W_O
 

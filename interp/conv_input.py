@@ -1,4 +1,6 @@
-"""The input of a mixer's short convolution, seen while the model runs, and the convolution with a tap's input changed."""
+"""The input of a mixer's short convolution, seen while the model runs, and the convolution with a tap's input
+changed.
+"""
 
 from typing import Self
 
@@ -16,7 +18,9 @@ class ConvInput:
 
     def __init__(self, mixer: Mixer):
         if getattr(mixer, "conv1d", None) is None:
-            raise InterventionError(f"a {mixer.kind} mixer without a convolution has no taps; accepted: d_conv above 0")
+            raise InterventionError(
+                f"a {mixer.kind} mixer without a convolution has no taps; accepted: d_conv above 0"
+            )
         self.mixer = mixer
         self._projected: Tensor | None = None
 

@@ -15,8 +15,11 @@ def previous_token_pattern(seq: int) -> Float[Tensor, "dest=seq src=seq"]:
     return pattern
 
 
-def induction_pattern(tokens: Int[Tensor, "batch seq"], offset: int = 1) -> Float[Tensor, "batch dest=seq src=seq"]:
-    """Each position attends to `offset` places after the latest earlier copy of its token; rows without one are 0.
+def induction_pattern(
+    tokens: Int[Tensor, "batch seq"], offset: int = 1
+) -> Float[Tensor, "batch dest=seq src=seq"]:
+    """Each position attends to `offset` places after the latest earlier copy of its token; rows without one
+    are 0.
 
     Raises:
         InterventionError: an offset below 1.

@@ -1,11 +1,12 @@
-"""Activation patching: activations of one run put into another, by context managers that leave nothing behind.
+"""Activation patching: activations of one run put into another, by context managers that leave nothing
+behind.
 
     source = record(model, clean, sites)
     with patched(model, sites, source):
         logits = model(corrupt)
 
-A patch acts in whole-sequence runs and token by token (`step`, `generate`), at positions counted from the start of the
-text. What is put into a recurrent state stays in it: all later tokens read the patched state.
+A patch acts in whole-sequence runs and token by token (`step`, `generate`), at positions counted from the
+start of the text. What is put into a recurrent state stays in it: all later tokens read the patched state.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -51,7 +52,11 @@ def conv_input_name(site: Site) -> str:
 
 @torch.no_grad()
 def record(
-    model: LanguageModel, tokens: Int[Tensor, "batch seq"], sites: Sequence[Site], *, form: Form | str | None = None
+    model: LanguageModel,
+    tokens: Int[Tensor, "batch seq"],
+    sites: Sequence[Site],
+    *,
+    form: Form | str | None = None,
 ) -> Recording:
     """One run, and what it has at each site.
 
@@ -66,7 +71,9 @@ def record(
     layers = sorted({site.layer for site in sites if site.kind == TAP})
     with ExitStack() as stack:
         inputs = {layer: stack.enter_context(ConvInput(model.blocks[layer].attn)) for layer in layers}
-        _, cache = model.run_with_cache(tokens, names_filter=names, form=form, return_cache_object=False, return_type=None)
+        _, cache = model.run_with_cache(
+            tokens, names_filter=names, form=form, return_cache_object=False, return_type=None
+        )
         values = dict(cache)
         for layer, seen in inputs.items():
             values[f"blocks.{layer}.attn.conv_input"] = seen.last.clone()
@@ -80,8 +87,8 @@ def patched(
     """The model with the source's activations at these sites, in every run inside the context.
 
     Raises:
-        InterventionError: a site that does not exist or was not recorded, or shapes that differ (when the run meets
-        them). UnknownHook, HookNotFired: before anything runs.
+        InterventionError: a site that does not exist or was not recorded, or shapes that differ (when the run
+        meets them). UnknownHook, HookNotFired: before anything runs.
     """
     form = common_form(model, sites, form)
     for site in sites:
@@ -126,7 +133,8 @@ def _value_hook(site: Site, source: Tensor, clock: Clock) -> Callable:
         target = view[selected(site, local)]
         if value.shape[1:] != target.shape[1:] or value.shape[0] not in (1, target.shape[0]):
             raise InterventionError(
-                f"{site.label}: the source has shape {list(value.shape)}, this run {list(target.shape)}; accepted: equal ones"
+                f"{site.label}: the source has shape {list(value.shape)}, this run {list(target.shape)}; "
+                "accepted: equal ones"
             )
         view[selected(site, local)] = value.to(own.dtype)
         return own
@@ -146,7 +154,9 @@ def _places(site: Site, start: int, seq: int, source: Tensor) -> tuple[list[int]
         at = range(start, min(start + seq, length))
     else:
         if beyond := [p for p in site.positions if p >= length]:
-            raise InterventionError(f"position {beyond[0]} is beyond the source's {length}; accepted: 0..{length - 1}")
+            raise InterventionError(
+                f"position {beyond[0]} is beyond the source's {length}; accepted: 0..{length - 1}"
+            )
         at = [p for p in site.positions if start <= p < start + seq]
     return [p - start for p in at], list(at)
 
@@ -156,7 +166,8 @@ def _tap_hook(site: Site, source: Tensor, seen: ConvInput) -> Callable:
         own = seen.last
         if source.shape != own.shape:
             raise InterventionError(
-                f"{site.label}: the source has shape {list(source.shape)}, this run {list(own.shape)}; accepted: equal ones, "
+                f"{site.label}: the source has shape {list(source.shape)}, this run {list(own.shape)}; "
+                "accepted: equal ones, "
                 "and whole sequences (a tap is not patched token by token)"
             )
         changed = seen.output(own, (source - own).to(own.dtype), site.lag)
@@ -182,7 +193,9 @@ class PatchingResult:
 
     @property
     def recovered(self) -> Float[Tensor, "site *metric"]:
-        """Share of the way from the base run to the source run: 0 changes nothing, 1 is the whole difference."""
+        """Share of the way from the base run to the source run: 0 changes nothing, 1 is the whole
+        difference.
+        """
         return (self.values - self.base) / (self.source - self.base)
 
 
@@ -205,12 +218,15 @@ def activation_patching(
     """
     if tokens.shape != source_tokens.shape:
         raise InterventionError(
-            f"source_tokens have shape {list(source_tokens.shape)}; accepted: that of tokens, {list(tokens.shape)}"
+            f"source_tokens have shape {list(source_tokens.shape)}; accepted: that of tokens, "
+            f"{list(tokens.shape)}"
         )
     form = common_form(model, sites, form)
     source = record(model, source_tokens, sites, form=form)
     starts = [Site(kind="resid_pre", layer=layer) for layer in sorted({site.layer for site in sites})]
-    resid = {site.layer: value for site, value in zip(starts, _values(model, tokens, starts, form), strict=True)}
+    resid = {
+        site.layer: value for site, value in zip(starts, _values(model, tokens, starts, form), strict=True)
+    }
     found = []
     for site in sites:
         with patched(model, [site], source, form=form):
@@ -225,13 +241,20 @@ def _values(model: LanguageModel, tokens: Tensor, sites: Sequence[Site], form: F
 
 
 def swapped_state(
-    model: LanguageModel, state: ModelState, source: ModelState, layer: int, *, head: int | None = None, conv: bool = True
+    model: LanguageModel,
+    state: ModelState,
+    source: ModelState,
+    layer: int,
+    *,
+    head: int | None = None,
+    conv: bool = True,
 ) -> ModelState:
     """`state` with one layer's memory taken from another sequence's, to be continued by `step` or `prefill`.
 
     Args:
-        head: One head's part of the memory; None is the layer's. For softmax: a key head of the cache, for Mamba-1 a
-            channel. The convolution's last inputs (and the last key of smeared keys) belong to no head.
+        head: One head's part of the memory; None is the layer's. For softmax: a key head of the cache, for
+            Mamba-1 a channel. The convolution's last inputs (and the last key of smeared keys) belong to no
+            head.
         conv: Take them too, with `head` None.
 
     Raises:
@@ -240,7 +263,8 @@ def swapped_state(
     check_layer(model, layer)
     if state.position != source.position:
         raise InterventionError(
-            f"the source state is after {source.position} tokens; accepted: as many as the other, {state.position}"
+            f"the source state is after {source.position} tokens; accepted: as many as the other, "
+            f"{state.position}"
         )
     mixer = model.blocks[layer].attn
     if head is not None:
@@ -267,6 +291,8 @@ def _merged(kind: str, own: Any, other: Any, head: int | None) -> Any:
         kv = replace(own.kv, k=take(own.kv.k, other.kv.k, 2), v=take(own.kv.v, other.kv.v, 2))
         return replace(own, kv=kv)
     if kind == "linear":
-        linear = replace(own.linear, s=take(own.linear.s, other.linear.s), z=take(own.linear.z, other.linear.z))
+        linear = replace(
+            own.linear, s=take(own.linear.s, other.linear.s), z=take(own.linear.z, other.linear.z)
+        )
         return replace(own, linear=linear)
     return replace(own, ssm=take(own.ssm, other.ssm))

@@ -1,9 +1,10 @@
-"""Path patching: what one head's output does through chosen receivers, all other components held where they were.
+"""Path patching: what one head's output does through chosen receivers, all other components held where they
+were.
 
-The sender's output is taken from the source run. Its change reaches the chosen receivers along the residual stream alone
-(and through the MLPs between, if asked); everything else keeps the output of the base run. From the receivers on,
-everything is computed anew. Norms are computed anew at each receiver; nothing is linearised. With all receivers this is
-the full patch of the sender.
+The sender's output is taken from the source run. Its change reaches the chosen receivers along the residual
+stream alone (and through the MLPs between, if asked); everything else keeps the output of the base run. From
+the receivers on, everything is computed anew. Norms are computed anew at each receiver; nothing is
+linearised. With all receivers this is the full patch of the sender.
 
 Source: Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969.
 """
@@ -47,7 +48,8 @@ class Sender:
 class Receiver:
     """An input that sees the sender directly: a part of a mixer (of one head, or all), an MLP, or "logits".
 
-    Heads are counted as in `sites.Site`: key heads for k and v, groups for Mamba-2's q and k. Mamba-1's parts have none.
+    Heads are counted as in `sites.Site`: key heads for k and v, groups for Mamba-2's q and k. Mamba-1's parts
+    have none.
     """
 
     kind: str
@@ -62,13 +64,15 @@ def all_receivers(model: LanguageModel, sender: Sender) -> list[Receiver]:
         block = model.blocks[layer]
         if layer > sender.layer:
             found += [Receiver(kind=part, layer=layer) for part in PARTS[block.attn.kind]]
-        if block.mlp is not None and (layer > sender.layer or (sender.kind == "mixer" and not block.parallel)):
+        if block.mlp is not None and (
+            layer > sender.layer or (sender.kind == "mixer" and not block.parallel)
+        ):
             found.append(Receiver(kind="mlp", layer=layer))
     return [*found, Receiver(kind="logits")]
 
 
 @torch.no_grad()
-def path_patching(
+def patch_paths(
     model: LanguageModel,
     tokens: Int[Tensor, "batch seq"],
     source_tokens: Int[Tensor, "batch seq"],
@@ -84,8 +88,8 @@ def path_patching(
         through_mlps: MLPs between sender and receivers pass the change on, seen by the receivers only.
 
     Raises:
-        InterventionError: token shapes that differ; a layer, head or part that does not exist; a receiver that does not
-        come after the sender.
+        InterventionError: token shapes that differ; a layer, head or part that does not exist; a receiver
+        that does not come after the sender.
     """
     receivers = all_receivers(model, sender) if receivers is None else list(receivers)
     _check(model, tokens, source_tokens, sender, receivers)
@@ -104,12 +108,14 @@ def path_patching_scores(
     *,
     through_mlps: bool = False,
 ) -> Float[Tensor, "sender receiver"]:
-    """The metric for each pair of a sender and one receiver; NaN where the receiver does not come after the sender."""
+    """The metric for each pair of a sender and one receiver; NaN where the receiver does not come after the
+    sender.
+    """
     nothing = metric(model(tokens)).detach() * torch.nan
     rows = []
     for sender in senders:
         row = [
-            metric(path_patching(model, tokens, source_tokens, sender, [receiver], through_mlps=through_mlps))
+            metric(patch_paths(model, tokens, source_tokens, sender, [receiver], through_mlps=through_mlps))
             if _comes_after(model, sender, receiver)
             else nothing
             for receiver in receivers
@@ -122,14 +128,22 @@ class _Run:
     """The base run's activations, and the pass above the sender."""
 
     def __init__(
-        self, model: LanguageModel, tokens: Tensor, sender: Sender, receivers: list[Receiver], through_mlps: bool
+        self,
+        model: LanguageModel,
+        tokens: Tensor,
+        sender: Sender,
+        receivers: list[Receiver],
+        through_mlps: bool,
     ):
         self.model, self.sender, self.through_mlps = model, sender, through_mlps
         self.receivers = receivers
         layers = range(sender.layer, model.config.n_layers)
         kinds = {"resid_pre": layers, "mixer_out": layers, "resid_post": layers[-1:]}
         serial = [layer for layer in layers if model.blocks[layer].mlp is not None]
-        kinds |= {"mlp_out": serial, "resid_mid": [layer for layer in serial if not model.blocks[layer].parallel]}
+        kinds |= {
+            "mlp_out": serial,
+            "resid_mid": [layer for layer in serial if not model.blocks[layer].parallel],
+        }
         sites = [Site(kind=kind, layer=layer) for kind, where in kinds.items() for layer in where]
         recording = record(model, tokens, sites, form=_FORM)
         self.base = {(site.kind, site.layer): recording.of(site) for site in sites}
@@ -231,7 +245,8 @@ def _check(
 ) -> None:
     if tokens.shape != source_tokens.shape:
         raise InterventionError(
-            f"source_tokens have shape {list(source_tokens.shape)}; accepted: that of tokens, {list(tokens.shape)}"
+            f"source_tokens have shape {list(source_tokens.shape)}; accepted: that of tokens, "
+            f"{list(tokens.shape)}"
         )
     check_layer(model, sender.layer)
     block = model.blocks[sender.layer]
@@ -242,7 +257,9 @@ def _check(
     for receiver in receivers:
         _check_receiver(model, receiver)
         if not _comes_after(model, sender, receiver):
-            raise InterventionError(f"{receiver} does not come after {sender}; accepted: a later layer, or logits")
+            raise InterventionError(
+                f"{receiver} does not come after {sender}; accepted: a later layer, or logits"
+            )
 
 
 def _check_receiver(model: LanguageModel, receiver: Receiver) -> None:
@@ -265,4 +282,6 @@ def _check_receiver(model: LanguageModel, receiver: Receiver) -> None:
     kind = receiver.kind if receiver.kind in ("q", "k", "v") else "z"
     n = n_heads_of(block.attn, kind)
     if not 0 <= receiver.head < n:
-        raise InterventionError(f"head index {receiver.head} is out of range for {receiver.kind}; accepted: 0..{n - 1}")
+        raise InterventionError(
+            f"head index {receiver.head} is out of range for {receiver.kind}; accepted: 0..{n - 1}"
+        )

@@ -1,4 +1,6 @@
-"""Where in a model an intervention acts: a kind of activation, a layer, and perhaps a head, positions or channels."""
+"""Where in a model an intervention acts: a kind of activation, a layer, and perhaps a head, positions or
+channels.
+"""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,8 +14,8 @@ from models.form import Form
 from models.language_model import LanguageModel
 from models.mixers.base import RECURRENT_ONLY, Mixer
 
-# Kind -> hook point of a block. Axes of what fires: [batch seq ...], with heads third where there are heads; pattern and
-# scores are [batch head dest src], the state [batch head ...] at one position.
+# Kind -> hook point of a block. Axes of what fires: [batch seq ...], with heads third where there are heads;
+# pattern and scores are [batch head dest src], the state [batch head ...] at one position.
 _POINTS = {
     "resid_pre": "hook_resid_pre",
     "resid_mid": "hook_resid_mid",
@@ -44,10 +46,10 @@ class Site:
     """One place.
 
     Attributes:
-        kind: One of `KINDS`. "mixer_out" is what the mixer writes to the residual stream, "z" a head's output before
-            the output projection, "tap" what the convolution takes from `lag` positions before.
-        head: None is all of them. Of k and v under grouped keys: a key head; of Mamba-2's q and k: a group; of Mamba-1's
-            z, v, pattern and state: a channel.
+        kind: One of `KINDS`. "mixer_out" is what the mixer writes to the residual stream, "z" a head's output
+            before the output projection, "tap" what the convolution takes from `lag` positions before.
+        head: None is all of them. Of k and v under grouped keys: a key head; of Mamba-2's q and k: a group;
+            of Mamba-1's z, v, pattern and state: a channel.
         positions: Positions in the text (destinations, for a pattern); None is all.
         channels: (start, stop) of the last axis, for "conv" and "tap"; None is all.
         lag: For "tap": 0 is the current input.
@@ -83,21 +85,27 @@ def head_sites(model: LanguageModel, kind: str = "z", layers: Iterable[int] | No
     found = []
     for layer in chosen:
         check_layer(model, layer)
-        found += [Site(kind=kind, layer=layer, head=h) for h in range(n_heads_of(model.blocks[layer].attn, kind))]
+        found += [
+            Site(kind=kind, layer=layer, head=h) for h in range(n_heads_of(model.blocks[layer].attn, kind))
+        ]
     return found
 
 
 def check_layer(model: LanguageModel, layer: int) -> None:
     """Raises InterventionError where the model has no such layer."""
     if not 0 <= layer < model.config.n_layers:
-        raise InterventionError(f"layer index {layer} is out of range; accepted: 0..{model.config.n_layers - 1}")
+        raise InterventionError(
+            f"layer index {layer} is out of range; accepted: 0..{model.config.n_layers - 1}"
+        )
 
 
 def check_head(mixer: Mixer, head: int, kind: str = "z") -> None:
     """Raises InterventionError where a mixer has no such head."""
     n = n_heads_of(mixer, kind)
     if not 0 <= head < n:
-        raise InterventionError(f"head index {head} is out of range for {kind} of a {mixer.kind} mixer; accepted: 0..{n - 1}")
+        raise InterventionError(
+            f"head index {head} is out of range for {kind} of a {mixer.kind} mixer; accepted: 0..{n - 1}"
+        )
 
 
 def n_heads_of(mixer: Mixer, kind: str) -> int:
@@ -124,7 +132,8 @@ def checked(model: LanguageModel, site: Site, form: Form | None = None) -> Site:
     mixer = model.blocks[site.layer].attn
     if site.kind == "state" and mixer.kind == "softmax":
         raise UnknownHook(
-            f"layer {site.layer} is softmax attention, whose state is its cache: patch k and v, or use swapped_state"
+            f"layer {site.layer} is softmax attention, whose state is its cache: patch k and v, or use "
+            "swapped_state"
         )
     model.resolve_hook(site.point, form)
     if site.head is not None:
@@ -137,7 +146,9 @@ def checked(model: LanguageModel, site: Site, form: Form | None = None) -> Site:
 
 def _check_channels(mixer: Mixer, site: Site) -> None:
     if (site.lag is not None) != (site.kind == TAP):
-        raise InterventionError(f"lag is {site.lag} for a site of kind {site.kind!r}; accepted: a lag exactly for {TAP!r}")
+        raise InterventionError(
+            f"lag is {site.lag} for a site of kind {site.kind!r}; accepted: a lag exactly for {TAP!r}"
+        )
     if site.kind == TAP:
         width = mixer.conv1d.weight.shape[-1]
         if not 0 <= site.lag < width:
@@ -145,14 +156,18 @@ def _check_channels(mixer: Mixer, site: Site) -> None:
     if site.channels is None:
         return
     if site.kind not in ("conv", TAP):
-        raise InterventionError(f"channels are given for a site of kind {site.kind!r}; accepted for: conv, {TAP}")
+        raise InterventionError(
+            f"channels are given for a site of kind {site.kind!r}; accepted for: conv, {TAP}"
+        )
     n = mixer.conv1d.weight.shape[0]
     if not 0 <= site.channels[0] < site.channels[1] <= n:
         raise InterventionError(f"channels are {site.channels}; accepted: 0 <= start < stop <= {n}")
 
 
 def common_form(model: LanguageModel, sites: Iterable[Site], form: Form | str | None) -> Form:
-    """The form asked for; None is RECURRENT where a site fires in no other, else PARALLEL. Every site is checked."""
+    """The form asked for; None is RECURRENT where a site fires in no other, else PARALLEL. Every site is
+    checked.
+    """
     sites = list(sites)
     if not sites:
         raise InterventionError("no sites are given; accepted: at least one")

@@ -5,12 +5,15 @@
 
 Two levels:
 
-output  What the head reads is changed, at each position for itself: z_i, or only its edges from earlier copies. An edge
-        s + offset -> i (x_s = x_i) is cut by taking A[i,j] v_j out; moved by putting A[i,j] v_j' in, j' = s + to. Exact in
-        every form; token by token the weights come from the keys, steps and decays kept since the start of the text.
-state   What the head writes is changed, and stays changed for all later tokens: values are scaled, or replaced by those
-        `offset - to` positions before, as they enter the state (softmax: the cache). Constant memory. A move here moves
-        whatever the head attends to, and Mamba's skip reads the changed value too.
+output  What the head reads is changed, at each position for itself: z_i, or only its edges from earlier
+copies. An edge
+        s + offset -> i (x_s = x_i) is cut by taking A[i,j] v_j out; moved by putting A[i,j] v_j' in, j' = s +
+        to. Exact in every form; token by token the weights come from the keys, steps and decays kept since
+        the start of the text.
+state   What the head writes is changed, and stays changed for all later tokens: values are scaled, or
+        replaced by those `offset - to` positions before, as they enter the state (softmax: the cache).
+        Constant memory. A move here moves whatever the head attends to, and Mamba's skip reads the changed
+        value too.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,9 +43,10 @@ class Steering:
     Attributes:
         head: None is the whole layer. Mamba-1: a channel.
         scale: Factor on what the head moves: 0 is off, 1 on.
-        offset: Only the edges from `offset` places after earlier copies of the token (delta*); None is everything.
-        to: The edges at `offset` lead to this offset instead, with the same weights. An edge whose new source would not
-            come before its destination stays as it is.
+        offset: Only the edges from `offset` places after earlier copies of the token (delta*); None is
+            everything.
+        to: The edges at `offset` lead to this offset instead, with the same weights. An edge whose new source
+            would not come before its destination stays as it is.
         start, stop: Positions of the text at which it is done; stop None is no end.
         level: "output" or "state"; see the module.
         ignored: Ids that match nothing, such as BOS.
@@ -69,8 +73,8 @@ def steer(
         form: Of the runs inside that name none; None is that of the context around this one, or PARALLEL.
 
     Raises:
-        InterventionError: a layer, head, offset or level that does not exist; token by token, a text that was not seen
-        from its start.
+        InterventionError: a layer, head, offset or level that does not exist; token by token, a text that was
+        not seen from its start.
     """
     steerings = [steering] if isinstance(steering, Steering) else list(steering)
     if not steerings:
@@ -144,8 +148,8 @@ class _Writes:
 class SteeringEffect:
     """Losses with and without steering, by sequence, nats.
 
-    `repeat` is over the positions of the probe that induction predicts, `ordinary` over the others: of the text given,
-    or of the probe's first copy.
+    `repeat` is over the positions of the probe that induction predicts, `ordinary` over the others: of the
+    text given, or of the probe's first copy.
     """
 
     repeat: Float[Tensor, " sequence"]
@@ -185,7 +189,8 @@ def steering_effect(
     """What steering does to the loss at repeats and to the ordinary loss.
 
     Args:
-        windows: Text whose positions that induction does not predict make the ordinary loss; None: the first copy.
+        windows: Text whose positions that induction does not predict make the ordinary loss; None: the first
+            copy.
         form: In which both are measured. RECURRENT runs token by token, on the state.
 
     Raises:
@@ -223,7 +228,9 @@ def _check(model: LanguageModel, one: Steering) -> None:
     if one.head is not None:
         check_head(mixer, one.head)
         if one.level == "state" and getattr(mixer, "n_kv_heads", mixer.n_heads) != mixer.n_heads:
-            raise InterventionError(f"head {one.head} shares its values with others; accepted on the state: None")
+            raise InterventionError(
+                f"head {one.head} shares its values with others; accepted on the state: None"
+            )
     if one.to is not None and one.offset is None:
         raise InterventionError(f"to is {one.to} without an offset; accepted: both, or neither")
     for name in ("offset", "to"):
@@ -234,6 +241,7 @@ def _check(model: LanguageModel, one: Steering) -> None:
         raise InterventionError(f"positions {one.start}..{one.stop}; accepted: 0 <= start <= stop")
     if one.level == "state" and one.offset is not None and (one.to is None or one.to > one.offset):
         raise InterventionError(
-            f"offset {one.offset} to {one.to} on the state; accepted: a move to an earlier offset (a later value is not "
+            f"offset {one.offset} to {one.to} on the state; accepted: a move to an earlier offset (a later "
+            "value is not "
             "there yet when the state is written), or level 'output'"
         )

@@ -1,4 +1,6 @@
-"""Edges of the running text and their weights, whole sequences or token by token: what steering cuts and moves."""
+"""Edges of the running text and their weights, whole sequences or token by token: what steering cuts and
+moves.
+"""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -43,7 +45,8 @@ class Text:
         known = 0 if position == 0 or self.tokens is None else self.tokens.shape[1]
         if position != known:
             raise InterventionError(
-                f"the text goes on at position {position}, steering has seen {known}; accepted: a text from its start on"
+                f"the text goes on at position {position}, steering has seen {known}; accepted: a text from "
+                "its start on"
             )
         self.start = position
         self.tokens = tokens if position == 0 else torch.cat((self.tokens, tokens), 1)
@@ -58,7 +61,9 @@ class Text:
         return slice(max(start - self.start, 0), max(last - self.start, 0))
 
     def matches(self, offset: int, to: int | None, here: slice, ignored: frozenset[int]) -> Moves:
-        """Edges s + offset -> i with x_s = x_i, s < i, of the latest run's positions `here`; self-edges left out."""
+        """Edges s + offset -> i with x_s = x_i, s < i, of the latest run's positions `here`; self-edges left
+        out.
+        """
         place = torch.arange(self.length, device=self.tokens.device)
         dest = place[self.start :][here]
         own = self.tokens[:, dest]
@@ -121,13 +126,18 @@ class LayerMemory:
         if mixer.kind == "softmax":
             return self._softmax(*edges)
         if mixer.kind == "mamba1":
-            entries = ScanEntries(dt=seen["dt"], A_log=mixer.A_log, B=seen["k"][:, :, 0], C=seen["q"][:, :, 0], by_state=False)
+            entries = ScanEntries(
+                dt=seen["dt"], A_log=mixer.A_log, B=seen["k"][:, :, 0], C=seen["q"][:, :, 0], by_state=False
+            )
             return entries.edges(*edges)[:, 0]
         if mixer.kind == "mamba2":
             options = {"log_decay": seen["decay"], "k_weight": seen["dt"]}
             q, k = seen["q"], seen["k"]
         else:
-            options = {"normalise": mixer.config.normalise, "eps": mixer.config.eps if mixer.config.normalise else 0.0}
+            options = {
+                "normalise": mixer.config.normalise,
+                "eps": mixer.config.eps if mixer.config.normalise else 0.0,
+            }
             q, k = mixer.feature_map(seen["q"]), mixer.feature_map(seen["k"])
         return LinearEntries(q=q, k=k, n_units=mixer.n_heads, **options).edges(*edges)[..., 0]
 

@@ -39,9 +39,9 @@ class SoftmaxAttention(Attention):
     Order: projection, short convolution (if d_conv), RMS norm per head of queries and keys (if qk_norm),
     `hook_k_own` and smearing (if smeared_keys), `hook_q|k|v`, rotation (if rope), `hook_rot_q|k`, attention.
 
-    Smeared keys: k_j <- sigmoid(smear) k_j + (1 - sigmoid(smear)) k_{j-1}, one learnable number per key head, nothing
-    before the sequence (Olsson et al. 2022, arXiv:2209.11895: with them one layer learns induction). Keys are smeared
-    before they are rotated.
+    Smeared keys: k_j <- sigmoid(smear) k_j + (1 - sigmoid(smear)) k_{j-1}, one learnable number per key head,
+    nothing before the sequence (Olsson et al. 2022, arXiv:2209.11895: with them one layer learns induction).
+    Keys are smeared before they are rotated.
     """
 
     kind = "softmax"
@@ -114,7 +114,9 @@ class SoftmaxAttention(Attention):
         return F.rms_norm(q, shape, self.q_norm, QK_NORM_EPS), F.rms_norm(k, shape, self.k_norm, QK_NORM_EPS)
 
     def _smeared(
-        self, k: Float[Tensor, "batch seq kv_head d_head"], before: Float[Tensor, "batch kv_head d_head"] | None
+        self,
+        k: Float[Tensor, "batch seq kv_head d_head"],
+        before: Float[Tensor, "batch kv_head d_head"] | None,
     ) -> tuple[Float[Tensor, "batch seq kv_head d_head"], Float[Tensor, "batch kv_head d_head"]]:
         """Each key mixed with the one before it, and the last key as it was."""
         first = torch.zeros_like(k[:, :1]) if before is None else before[:, None]

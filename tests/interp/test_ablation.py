@@ -36,9 +36,12 @@ def _repeat_loss(model, ids):
 def test_pattern_preserving_zero_ablation_is_o_minus_A_v(name):
     model, ids = build(name), tokens()
     for layer in range(model.config.n_layers):
-        # Sum over sources of the pattern times the values: what "mixing" takes out (Mamba's D is no part of it).
+        # Sum over sources of the pattern times the values: what "mixing" takes out (Mamba's D is no part of
+        # it).
         _, cache = model.run_with_cache(ids)
-        Av = torch.einsum("bij,bjd->bid", cache["pattern", layer][:, 1], _values(model, cache, layer)[:, :, 1])
+        Av = torch.einsum(
+            "bij,bjd->bid", cache["pattern", layer][:, 1], _values(model, cache, layer)[:, :, 1]
+        )
         o = cache["z", layer][:, :, 1]
         with patterns_held(model, ids), zero_ablated(model, [(layer, 1)], part="mixing"):
             _, held = model.run_with_cache(ids)
@@ -70,12 +73,17 @@ def test_zero_mean_and_resample_put_what_they_say(name):
     for context, wanted in (
         (zero_ablated(model, [(1, 1)]), torch.zeros(1, 1, 1)),
         (mean_ablated(model, [(1, 1)], other), reference["z", 1][:, :, 1].mean((0, 1), keepdim=True)),
-        (mean_ablated(model, [(1, 1)], other, by_position=True), reference["z", 1][:, :, 1].mean(0, keepdim=True)),
+        (
+            mean_ablated(model, [(1, 1)], other, by_position=True),
+            reference["z", 1][:, :, 1].mean(0, keepdim=True),
+        ),
         (resample_ablated(model, [(1, 1)], other), reference["z", 1][:, :, 1]),
     ):
         with context:
             _, cache = model.run_with_cache(ids)
-        assert torch.allclose(cache["z", 1][:, :, 1], wanted.to(cache["z", 1].dtype).expand(2, 9, -1), atol=1e-10)
+        assert torch.allclose(
+            cache["z", 1][:, :, 1], wanted.to(cache["z", 1].dtype).expand(2, 9, -1), atol=1e-10
+        )
         assert torch.allclose(cache["z", 1][:, :, 0], plain["z", 1][:, :, 0], atol=1e-10)
     with resample_ablated(model, [(1, None)], ids):
         assert torch.allclose(model(ids), model(ids, form=Form.PARALLEL), atol=1e-10)
@@ -122,24 +130,33 @@ def test_ideal_patterns_at_the_mixers_own_offset(kind):
 
 def test_errors_and_nothing_stays():
     model = build("hybrid")
-    with pytest.raises(InterventionError, match=r"head index 9 is out of range"), zero_ablated(model, [(1, 9)]):
+    with (
+        pytest.raises(InterventionError, match=r"head index 9 is out of range"),
+        zero_ablated(model, [(1, 9)]),
+    ):
         pass
-    with pytest.raises(InterventionError, match=r"layer index 4 is out of range"), zero_ablated(model, [(4, 0)]):
+    with (
+        pytest.raises(InterventionError, match=r"layer index 4 is out of range"),
+        zero_ablated(model, [(4, 0)]),
+    ):
         pass
     with pytest.raises(InterventionError, match="no heads are given"), zero_ablated(model, []):
         pass
     with pytest.raises(InterventionError, match="part is 'all'"), zero_ablated(model, [(0, 0)], part="all"):
         pass
-    with pytest.raises(HookNotFired, match="it fires in: parallel"), zero_ablated(
-        model, [(1, 0)], part="mixing", form="recurrent"
+    with (
+        pytest.raises(HookNotFired, match="it fires in: parallel"),
+        zero_ablated(model, [(1, 0)], part="mixing", form="recurrent"),
     ):
         pass
-    with pytest.raises(InterventionError, match=r"accepted: \[.. 9 9\]"), idealised_pattern(
-        model, 1, 0, previous_token_pattern(5)
+    with (
+        pytest.raises(InterventionError, match=r"accepted: \[.. 9 9\]"),
+        idealised_pattern(model, 1, 0, previous_token_pattern(5)),
     ):
         model(tokens())
-    with pytest.raises(InterventionError, match="at least as many positions"), resample_ablated(
-        model, [(1, 0)], tokens(seq=4)
+    with (
+        pytest.raises(InterventionError, match="at least as many positions"),
+        resample_ablated(model, [(1, 0)], tokens(seq=4)),
     ):
         model(tokens())
     assert not any(m._forward_hooks for m in model.modules())

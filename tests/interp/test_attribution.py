@@ -1,4 +1,6 @@
-"""Attribution patching against activation patching; attributions that sum to the logits; the lens's last layer."""
+"""Attribution patching against activation patching; attributions that sum to the logits; the lens's last
+layer.
+"""
 
 import pytest
 import torch
@@ -35,7 +37,8 @@ def test_equals_activation_patching_in_the_linear_limit(name):
     found = gradients(model, tokens(), sites, _metric)
     base = record(model, tokens(), sites)
     other = record(model, tokens(seed=1), sites)
-    # A small step towards the other run: what activation patching then does is linear up to the square of the step.
+    # A small step towards the other run: what activation patching then does is linear up to the square of the
+    # step.
     step = 1e-5
     near = Recording({k: base.values[k] + step * (other.values[k] - base.values[k]) for k in base.values})
     with torch.no_grad():

@@ -5,8 +5,15 @@ import torch
 from language_models import CONFIGS, build, tokens
 
 from interp import copying
-from interp.circuits import eigenvalue_score, ov_circuit, qk_circuit, tap_alignment, unit_weights, value_alignment
-from interp.composition import KINDS, composition
+from interp.circuits import (
+    eigenvalue_score,
+    ov_circuit,
+    qk_circuit,
+    tap_alignment,
+    unit_weights,
+    value_alignment,
+)
+from interp.composition import KINDS, composition_scores
 from interp.errors import InterventionError
 from interp.subject import LanguageModelSubject
 from models.config import Mamba1Config
@@ -79,7 +86,9 @@ def test_taps_of_the_constructed_circuit(kind, offset):
     values = value_alignment(model, 0, circuit.unit)
     assert int(values.argmax()) == circuit.taps["v"] and values.max() > 0.9
     idle = 0 if circuit.unit else 1
-    assert tap_alignment(model, 0, idle).abs().max() < 0.2 and value_alignment(model, 0, idle).abs().max() < 0.3
+    assert (
+        tap_alignment(model, 0, idle).abs().max() < 0.2 and value_alignment(model, 0, idle).abs().max() < 0.3
+    )
 
 
 @pytest.mark.parametrize("offset", [1, 3])
@@ -107,10 +116,10 @@ def test_composition_points_to_the_wired_pair_alone():
     # What keeps queries off position 0 is a large part of the head's QK map and no composition: without it.
     model.blocks[1].attn.W_K[circuit.unit][4 * 32, 32] = 0
     right = (circuit.previous_token, (circuit.layer, circuit.unit))
-    found = composition(model, "k")
+    found = composition_scores(model, "k")
     assert [pair[:2] for pair in found.above_null()] == [right]
     for kind in ("q", "v"):
-        other = composition(model, kind)
+        other = composition_scores(model, kind)
         assert other.above_null() == []
         assert not (other.excess > 3).any()
 
@@ -118,7 +127,7 @@ def test_composition_points_to_the_wired_pair_alone():
 def test_composition_is_the_formula_and_random_models_lie_within_the_null():
     model = build("llama")
     for kind in KINDS:
-        found = composition(model, kind, n_draws=64)
+        found = composition_scores(model, kind, n_draws=64)
         first, second = unit_weights(model, 0), unit_weights(model, 1)
         ov = first.W_V[1] @ first.W_O[1]
         x = {
@@ -134,8 +143,10 @@ def test_composition_is_the_formula_and_random_models_lie_within_the_null():
 
 
 def test_composition_runs_in_every_mixer():
-    found = composition(build("hybrid"), "k", lags={"k": 1})
-    earlier = [(a, b) for a, (i, _) in enumerate(found.heads) for b, (j, _) in enumerate(found.heads) if i < j]
+    found = composition_scores(build("hybrid"), "k", lags={"k": 1})
+    earlier = [
+        (a, b) for a, (i, _) in enumerate(found.heads) for b, (j, _) in enumerate(found.heads) if i < j
+    ]
     assert all(0 < float(found.scores[a, b]) < 1 for a, b in earlier)
 
 
@@ -150,6 +161,6 @@ def test_errors():
     with pytest.raises(InterventionError, match="no convolution, so no taps"):
         tap_alignment(model, 1)
     with pytest.raises(InterventionError, match="kind is 'o'"):
-        composition(model, "o")
+        composition_scores(model, "o")
     with pytest.raises(InterventionError, match="has 1 layer"):
-        composition(build("plain"), "k")
+        composition_scores(build("plain"), "k")

@@ -8,7 +8,7 @@ from language_models import CONFIGS, build, tokens
 
 from interp.errors import InterventionError
 from interp.patching import activation_patching, patched, record, swapped_state
-from interp.path_patching import Receiver, Sender, all_receivers, path_patching, path_patching_scores
+from interp.path_patching import Receiver, Sender, all_receivers, patch_paths, path_patching_scores
 from interp.sequences import candidates, repeated_tokens
 from interp.sites import Site, checked, head_sites
 from models.constructed import constructed_model
@@ -16,7 +16,21 @@ from models.errors import HookNotFired, UnknownHook
 from models.form import Form
 
 KINDS = ["softmax", "linear", "mamba1", "mamba2", "hybrid"]
-ALL_KINDS = ("resid_pre", "resid_post", "mixer_out", "z", "q", "k", "v", "pattern", "conv", "state", "gate", "dt", "result")
+ALL_KINDS = (
+    "resid_pre",
+    "resid_post",
+    "mixer_out",
+    "z",
+    "q",
+    "k",
+    "v",
+    "pattern",
+    "conv",
+    "state",
+    "gate",
+    "dt",
+    "result",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +101,8 @@ def test_all_taps_together_are_the_convolution(name):
     conv = Site(kind="conv", layer=layer)
     with patched(model, taps[:1], own):
         assert torch.allclose(model(clean), model(clean, form=Form.PARALLEL), atol=1e-10)
-    # Taps are patched one at a time from the run's own input: the sum of their shares is checked before SiLU's bend.
+    # Taps are patched one at a time from the run's own input: the sum of their shares is checked before
+    # SiLU's bend.
     effects = []
     for tap in taps:
         with patched(model, [tap], other):
@@ -146,21 +161,25 @@ def test_all_paths_together_are_the_full_patch(name):
     ):
         with patched(model, [site], record(model, corrupt, [site])):
             full = model(clean)
-        assert torch.allclose(path_patching(model, clean, corrupt, sender), full, atol=1e-9)
-        assert torch.allclose(path_patching(model, clean, clean, sender), model(clean), atol=1e-9)
-        assert torch.allclose(path_patching(model, clean, corrupt, sender, []), model(clean), atol=1e-9)
+        assert torch.allclose(patch_paths(model, clean, corrupt, sender), full, atol=1e-9)
+        assert torch.allclose(patch_paths(model, clean, clean, sender), model(clean), atol=1e-9)
+        assert torch.allclose(patch_paths(model, clean, corrupt, sender, []), model(clean), atol=1e-9)
 
 
 def test_heads_and_parts_one_by_one_are_all_receivers():
     model = build("llama")
     clean, corrupt = tokens(), tokens(seed=1)
     sender = Sender(layer=0, head=2)
-    by_head = [Receiver(kind=kind, layer=1, head=h) for kind, n in (("q", 4), ("k", 2), ("v", 2)) for h in range(n)]
+    by_head = [
+        Receiver(kind=kind, layer=1, head=h) for kind, n in (("q", 4), ("k", 2), ("v", 2)) for h in range(n)
+    ]
     others = [r for r in all_receivers(model, sender) if r.kind in ("mlp", "logits")]
-    found = path_patching(model, clean, corrupt, sender, by_head + others)
-    assert torch.allclose(found, path_patching(model, clean, corrupt, sender), atol=1e-9)
-    through = path_patching(model, clean, corrupt, sender, [Receiver(kind="k", layer=1)], through_mlps=True)
-    assert (through - path_patching(model, clean, corrupt, sender, [Receiver(kind="k", layer=1)])).abs().max() > 1e-6
+    found = patch_paths(model, clean, corrupt, sender, by_head + others)
+    assert torch.allclose(found, patch_paths(model, clean, corrupt, sender), atol=1e-9)
+    through = patch_paths(model, clean, corrupt, sender, [Receiver(kind="k", layer=1)], through_mlps=True)
+    assert (
+        through - patch_paths(model, clean, corrupt, sender, [Receiver(kind="k", layer=1)])
+    ).abs().max() > 1e-6
 
 
 def test_path_patching_finds_the_wired_edge():
@@ -222,15 +241,16 @@ def test_errors_of_forms_shapes_and_paths():
         record(model, tokens(), [Site(kind="state", layer=0)], form="parallel")
     with pytest.raises(HookNotFired, match="it fires in: parallel"):
         record(model, tokens(), [Site(kind="pattern", layer=0)], form="chunked")
-    with pytest.raises(InterventionError, match="was not recorded"), patched(
-        model, [Site(kind="z", layer=1)], record(model, tokens(), [Site(kind="z", layer=0)])
+    with (
+        pytest.raises(InterventionError, match="was not recorded"),
+        patched(model, [Site(kind="z", layer=1)], record(model, tokens(), [Site(kind="z", layer=0)])),
     ):
         pass
     with pytest.raises(InterventionError, match=r"source_tokens have shape \[2, 8\]"):
         activation_patching(model, tokens(), tokens(seq=8), [Site(kind="z", layer=0)], torch.mean)
     with pytest.raises(InterventionError, match="does not come after"):
-        path_patching(model, tokens(), tokens(), Sender(layer=2), [Receiver(kind="q", layer=1)])
+        patch_paths(model, tokens(), tokens(), Sender(layer=2), [Receiver(kind="q", layer=1)])
     with pytest.raises(InterventionError, match="has no part 'gate'"):
-        path_patching(model, tokens(), tokens(), Sender(layer=0), [Receiver(kind="gate", layer=1)])
+        patch_paths(model, tokens(), tokens(), Sender(layer=0), [Receiver(kind="gate", layer=1)])
     with pytest.raises(InterventionError, match="as many as the other, 9"):
         swapped_state(model, model.prefill(tokens())[1], model.init_state(2), 0)

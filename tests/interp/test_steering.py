@@ -1,4 +1,6 @@
-"""Steering: equal in every form and token by token, exact against known changes, with the effect that was wired."""
+"""Steering: equal in every form and token by token, exact against known changes, with the effect that was
+wired.
+"""
 
 import pytest
 import torch
@@ -143,7 +145,9 @@ def test_effects_on_the_constructed_circuit(kind, form):
     model, circuit = constructed_model(kind)
     head = None if kind == "mamba1" else circuit.unit
     probe = repeated_tokens(3, 20, 2, ids=candidates(32))
-    off = steering_effect(model, Steering(layer=circuit.layer, head=head, offset=1, scale=0.0), probe, form=form)
+    off = steering_effect(
+        model, Steering(layer=circuit.layer, head=head, offset=1, scale=0.0), probe, form=form
+    )
     assert off.change("repeat")[0] > 3 and abs(off.change("ordinary")[0]) < 1e-6
     assert off.to_dict()["form"] == form.value and off.to_dict()["repeat_loss_nats"] < 0.01
     if head is not None:
@@ -153,7 +157,9 @@ def test_effects_on_the_constructed_circuit(kind, form):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """One layer of linear attention with a convolution, on periodic tokens: it has just learned to match and copy."""
+    """One layer of linear attention with a convolution, on periodic tokens: it has just learned to match and
+    copy.
+    """
     from experiments.recipes import PERIODIC_SMALL, toy
     from experiments.train import train
     from models.checkpoint import list_checkpoints, load_model
@@ -173,12 +179,16 @@ def test_a_trained_model_loses_its_repeats_and_little_else(trained):
     layer = offset_profile(trained, probe_matches(probe), controls=("random",), by_unit=False).layers[0]
     delta = layer.best()
     off = Steering(layer=0, offset=delta, scale=0.0)
-    effects = {form: steering_effect(trained, off, probe, form=form) for form in (Form.PARALLEL, Form.RECURRENT)}
+    effects = {
+        form: steering_effect(trained, off, probe, form=form) for form in (Form.PARALLEL, Form.RECURRENT)
+    }
     for effect in effects.values():
         repeat, error = effect.change("repeat")
         assert repeat > 0.2 and repeat > 4 * error
         assert abs(effect.change("ordinary")[0]) < 1e-5
-    assert torch.allclose(effects[Form.PARALLEL].repeat_steered, effects[Form.RECURRENT].repeat_steered, atol=1e-4)
+    assert torch.allclose(
+        effects[Form.PARALLEL].repeat_steered, effects[Form.RECURRENT].repeat_steered, atol=1e-4
+    )
     text = torch.randint(32, (8, 40), generator=torch.Generator().manual_seed(2))
     on_text = steering_effect(trained, off, probe, windows=text)
     assert abs(on_text.change("ordinary")[0]) < on_text.change("repeat")[0]
@@ -212,3 +222,10 @@ def test_a_text_from_the_middle_is_refused():
         with steer(model, Steering(layer=0, offset=1, scale=0.0)):
             model.step(ids[:, 4], state)
     assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_public_names_are_what_they_say():
+    import interp
+
+    for name in interp.__all__:
+        assert getattr(interp, name).__name__ == name
