@@ -2,7 +2,7 @@
 
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
@@ -12,6 +12,8 @@ from rich.table import Table
 from interp.records import CheckpointScores, DetectionReport, HeadScore
 
 WIDTH = 100
+# As in interp.head_scores, which would bring torch with it.
+MIN_PREFIX_MATCHING = 0.3
 
 
 def print_report(report: DetectionReport, *, top: int = 12, file: TextIO | None = None) -> None:
@@ -44,7 +46,9 @@ def _heading(report: DetectionReport) -> str:
 
 
 def _series(report: DetectionReport) -> Table:
-    table = Table(box=SIMPLE_HEAD, title="Checkpoints", title_justify="left", pad_edge=False)
+    table = Table(
+        box=SIMPLE_HEAD, title="Checkpoints", title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
+    )
     table.add_column("step", justify="right")
     for name in ("loss", "ICL", "repeat loss", "order gain", "hit loss"):
         table.add_column(name, justify="right")
@@ -60,7 +64,7 @@ def _series(report: DetectionReport) -> Table:
             _number(checkpoint.order_gain_nats, 3),
             _number(checkpoint.hit_loss_nats, 3),
             f"{best.prefix_matching:.3f} ({_name(best)})",
-            str(sum(head.is_induction for head in checkpoint.heads)),
+            str(len(_units(head for head in checkpoint.heads if head.is_induction))),
         )
     return table
 
@@ -72,12 +76,29 @@ def _spread(checkpoints: tuple[CheckpointScores, ...], n: int) -> list[Checkpoin
     return [checkpoints[round(k * (len(checkpoints) - 1) / (n - 1))] for k in range(n)]
 
 
+# "edge top": share of induction edges that raise the attended token most. "cut": what cutting them costs.
+_COLUMNS = (
+    "prefix\nmatching",
+    "previous\ntoken",
+    "copy\nedge",
+    "edge\ntop",
+    "copy\nlogit",
+    "copy\neigen",
+    "\noffset",
+    "cut\nnats",
+)
+
+
 def _heads(checkpoint: CheckpointScores, top: int) -> Table:
-    title = f"Step {checkpoint.step}: strongest of {len(checkpoint.heads)} by prefix matching"
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False)
-    table.add_column("head", no_wrap=True)
-    table.add_column("reading", no_wrap=True)
-    for name in ("prefix matching", "chance", "previous", "copy edge", "copy logit", "eigen", "offset"):
+    chance = checkpoint.heads[0].prefix_matching_chance
+    title = (
+        f"Step {checkpoint.step}: strongest of {len(checkpoint.heads)} by prefix matching "
+        f"(uniform attention: {chance:.3f})"
+    )
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("\nhead", no_wrap=True)
+    table.add_column("\nreading", no_wrap=True)
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for head in sorted(checkpoint.heads, key=lambda head: -head.prefix_matching)[:top]:
@@ -85,12 +106,13 @@ def _heads(checkpoint: CheckpointScores, top: int) -> Table:
             _name(head, reading=False),
             head.reading,
             f"{head.prefix_matching:.3f} ±{head.prefix_matching_se:.3f}",
-            f"{head.prefix_matching_chance:.3f}",
             f"{head.previous_token:.3f}",
             _number(head.copying_edge, 2),
+            _number(head.copying_edge_argmax, 2),
             _number(head.copying, 2),
             _number(head.copying_eigenvalue, 2),
             f"+{head.offset}",
+            _number(head.offset_effect_nats, 2),
             "induction" if head.is_induction else "",
             style="bold" if head.is_induction else None,
         )
@@ -122,11 +144,26 @@ def _transition(transition: Mapping[str, Any] | None) -> list[str]:
 
 
 def _verdict(report: DetectionReport) -> str:
-    found = report.induction_heads()
-    if not found:
+    found = _units(report.induction_heads())
+    if found:
+        return f"{len(found)} induction {'head' if len(found) == 1 else 'heads'}: {_listed(found)}"
+    heads = report.checkpoints[-1].heads
+    matching = _units(head for head in heads if head.prefix_matching >= MIN_PREFIX_MATCHING)
+    if not matching:
         return "No induction head."
-    names = ", ".join(_name(head) for head in found[:8]) + (", ..." if len(found) > 8 else "")
-    return f"{len(found)} induction {'head' if len(found) == 1 else 'heads'}: {names}"
+    return (
+        f"No induction head: {_listed(matching)} match prefixes (at least {MIN_PREFIX_MATCHING}), but fail "
+        "what is asked for beside it (copying; the causal test where it was made)."
+    )
+
+
+def _units(heads: Iterable[HeadScore]) -> list[str]:
+    """Names of the units, each once: a unit may have several readings."""
+    return list(dict.fromkeys(_name(head, reading=False) for head in heads))
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
 
 
 def _name(head: HeadScore, *, reading: bool = True) -> str:
