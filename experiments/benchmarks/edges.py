@@ -55,7 +55,7 @@ HEADER = [
 ]  # fmt: skip
 NOTES = f"""\
 One layer, random weights, d_model {D_MODEL}, {N_HEADS} heads, float32, one sequence: a block of T / {REPEATS}
-distinct tokens, {REPEATS} times. Prefix matching by `rowsum`, `latest` and `pairs`, previous token and position 0;
+distinct tokens, {REPEATS} times. Prefix matching by three aggregations, previous token and position 0;
 the time is the median of a few calls and includes the layer's projections. MiB: peak above what was held
 before the call (CPU: growth of the process's peak, so 0 where an earlier cell took more). pattern GB:
 computed size of one layer's materialised weights [head dest src] (Mamba-1: one unit). dense: the same scores
