@@ -2,9 +2,10 @@
 
     python -m experiments.calibrate_null [--seeds 10 --trained-seeds 2] [--device cuda]
 
-Null: untrained models of every mixer, depth and two init scales, and models trained on independent tokens. Writes
-experiments/results/null_calibration.md and .jsonl: the distribution of the effect (cut minus random at the best offset),
-of its standard errors, of copying, and how often the test of interp.induction_test passes by mistake.
+Null: untrained models of every mixer, depth and two init scales, and models trained on independent tokens.
+Writes experiments/results/null_calibration.md and .jsonl: the distribution of the effect (cut minus random at
+the best offset), of its standard errors, of copying, and how often the test of interp.induction_test passes
+by mistake.
 """
 
 import argparse
@@ -79,7 +80,9 @@ def _null(options: argparse.Namespace, device: str) -> Iterator[dict[str, Any]]:
                 config = toy("Null", DATA, *[MIXERS[name]] * depth, steps=options.steps, init_std=std)
                 for seed in range(options.seeds):
                     model = LanguageModel(config.model.replace(seed=seed)).to(device)
-                    yield from _rows(model, {"mixer": name, "depth": depth, "std": std, "trained": False, "seed": seed})
+                    yield from _rows(
+                        model, {"mixer": name, "depth": depth, "std": std, "trained": False, "seed": seed}
+                    )
             for seed in range(options.trained_seeds):
                 label = {"mixer": name, "depth": depth, "std": 0.02, "trained": True, "seed": seed}
                 yield from _rows(trained(name, depth, options.steps, seed, device), label)
@@ -95,7 +98,12 @@ def trained(name: str, depth: int, steps: int, seed: int, device: str) -> Any:
     from models.checkpoint import list_checkpoints, load_model
 
     config = toy("Null, trained", DATA, *[MIXERS[name]] * depth, steps=steps)
-    settings = [f"seeds.init={seed}", f"seeds.data={seed}", "checkpoints.log_spaced=0", "checkpoints.windows=[]"]
+    settings = [
+        f"seeds.init={seed}",
+        f"seeds.data={seed}",
+        "checkpoints.log_spaced=0",
+        "checkpoints.windows=[]",
+    ]
     if device == "cuda":
         settings += ["training.cuda_graph=true", "training.precision=fp32"]
     with tempfile.TemporaryDirectory() as folder:
@@ -130,13 +138,18 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Null of the causal induction test",
         "",
-        f"Written by `python -m experiments.calibrate_null` on {datetime.date.today():%Y-%m-%d}. {n} units of models that cannot "
+        f"Written by `python -m experiments.calibrate_null` on {datetime.date.today():%Y-%m-%d}. {n} units "
+        f"of models that cannot "
         "have an induction head.",
         "",
-        f"Thresholds: effect at least {MIN_EFFECT_NATS} nats and {MIN_STANDARD_ERRORS} standard errors, copying at least "
-        f"{MIN_COPYING}. Passed by mistake: {passed} of {n}; the true rate is below {_upper(passed, n):.4f} with 95% confidence.",
+        f"Thresholds: effect at least {MIN_EFFECT_NATS} nats and {MIN_STANDARD_ERRORS} standard errors, "
+        f"copying at least "
+        f"{MIN_COPYING}. Passed by mistake: {passed} of {n}; the true rate is below {_upper(passed, n):.4f} "
+        f"with 95% confidence.",
         "",
-        "| null | units | effect (nats): " + ", ".join(f"{q:g}" for q in QUANTILES) + " quantile | effect / standard error | copying |",
+        "| null | units | effect (nats): "
+        + ", ".join(f"{q:g}" for q in QUANTILES)
+        + " quantile | effect / standard error | copying |",
         "| --- | --- | --- | --- | --- |",
     ]
     groups: dict[str, list[dict[str, Any]]] = {"all": list(rows)}

@@ -1,9 +1,11 @@
 """The offset table: what the textbook score sees, and what cutting edges costs, in every mixer.
 
-    python -m experiments.offset_table --out RUNS [--device cuda --processes 6] [--only copy-mamba2 ...] [--seeds 0 1 2]
+    python -m experiments.offset_table --out RUNS [--device cuda --processes 6] [--only copy-mamba2 ...]
+    [--seeds 0 1 2]
 
-Trains the named runs that RUNS lacks, measures them, and writes experiments/results/offset_table.jsonl (a line for
-each run and seed; lines that are there are kept) and offset_table.md. The same command goes on after a stop.
+Trains the named runs that RUNS lacks, measures them, and writes experiments/results/offset_table.jsonl (a
+line for each run and seed; lines that are there are kept) and offset_table.md. The same command goes on after
+a stop.
 """
 
 import argparse
@@ -50,7 +52,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     unknown = set(options.only or ()) - set(RUNS)
     if unknown:
-        print(f"offset_table: unknown runs {', '.join(sorted(unknown))}; accepted: {', '.join(RUNS)}", file=sys.stderr)
+        print(
+            f"offset_table: unknown runs {', '.join(sorted(unknown))}; accepted: {', '.join(RUNS)}",
+            file=sys.stderr,
+        )
         return 2
     device = available_device(options.device)
     jobs = [
@@ -70,7 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m experiments.offset_table", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.offset_table", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("--out", type=Path, required=True, metavar="RUNS", help="folder of the run folders")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the table")
     parser.add_argument("--only", nargs="+", metavar="RUN", help="some of the runs")
@@ -126,13 +133,22 @@ def measure(job: Job, folder: Path, device: str) -> dict[str, Any]:
 
 def report(rows: Sequence[dict[str, Any]]) -> str:
     """The table: means over seeds with 95% intervals."""
-    head = ["run", "seeds", "steps", "δ* (layer), by seed", *(name for name, _ in COLUMNS), "taps zeroed, lag 0, 1, ..."]
+    head = [
+        "run",
+        "seeds",
+        "steps",
+        "δ* (layer), by seed",
+        *(name for name, _ in COLUMNS),
+        "taps zeroed, lag 0, 1, ...",
+    ]
     head.append("induction heads")
     lines = [
         "# Offset table: synthetic tasks",
         "",
-        "Written by `python -m experiments.offset_table`. Means over seeds ± half a 95% interval (Student's t over seeds). "
-        "Nats at the positions that induction predicts on repeated distinct tokens, but for the two prefix scores (the "
+        "Written by `python -m experiments.offset_table`. Means over seeds ± half a 95% interval (Student's "
+        "t over seeds). "
+        "Nats at the positions that induction predicts on repeated distinct tokens, but for the two prefix "
+        "scores (the "
         "strongest unit's). Cuts take a whole layer's edges at δ*, in the layer where that costs most.",
         "",
         "| " + " | ".join(head) + " |",

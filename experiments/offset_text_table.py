@@ -1,9 +1,11 @@
 """The offset table on real text: causal profiles on held-out windows, and when order gain and ICL set in.
 
-    python -m experiments.offset_text_table --out RUNS --set data.tokens=file --set data.path=NAME.bin.xz --device cuda
+    python -m experiments.offset_text_table --out RUNS --set data.tokens=file --set data.path=NAME.bin.xz
+    --device cuda
 
-Trains the `gpu-text-*` runs that RUNS lacks, measures them, and writes experiments/results/offset_text_table.jsonl,
-onset_text.json and offset_text_table.md. The same command goes on after a stop.
+Trains the `gpu-text-*` runs that RUNS lacks, measures them, and writes
+experiments/results/offset_text_table.jsonl, onset_text.json and offset_text_table.md. The same command goes
+on after a stop.
 """
 
 import argparse
@@ -66,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the table")
     parser.add_argument("--only", nargs="+", metavar="RUN", help="some of the runs (any text run)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--every", type=int, default=1, help="of the checkpoints, take every n-th for the onsets")
+    parser.add_argument(
+        "--every", type=int, default=1, help="of the checkpoints, take every n-th for the onsets"
+    )
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--processes", type=int, default=1, help="runs trained at the same time")
@@ -122,7 +126,7 @@ def series(checkpoints: Sequence[tuple[int, Path]], windows: Any, seq: int, devi
 
 
 def onsets(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Transitions of order gain and ICL over seeds, ICL also minus the control's on the same windows, and their lead."""
+    """Transitions of order gain and ICL over seeds (ICL also minus the control's), and their lead."""
     from interp.phase_transition import phase_transition
 
     found = {}
@@ -135,7 +139,9 @@ def onsets(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         both = [row for row in own if row["seed"] in control and run != CONTROL]
         if not both:
             continue
-        steps = _common([row["series"]["steps"] for row in both] + [control[row["seed"]]["steps"] for row in both])
+        steps = _common(
+            [row["series"]["steps"] for row in both] + [control[row["seed"]]["steps"] for row in both]
+        )
         curves = {name: _stacked(both, name, steps) for name in SERIES}
         against = [{"series": control[row["seed"]]} for row in both]
         curves["in_context_learning"] = curves["in_context_learning"] - _stacked(
@@ -167,14 +173,37 @@ def _transition(fit: Any, steps: Sequence[int], curves: dict[str, np.ndarray]) -
 def report(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
     """Both tables: profiles, and onsets."""
     about = (
-        "Means over seeds ± half a 95% interval (Student's t over seeds), nats. Text: held-out windows, at tokens whose "
-        "bigram occurred before in the window. Cuts take a whole layer's edges at δ*, in the layer where that costs most; "
+        "Means over seeds ± half a 95% interval (Student's t over seeds), nats. Text: held-out windows, at "
+        "tokens whose "
+        "bigram occurred before in the window. Cuts take a whole layer's edges at δ*, in the layer where "
+        "that costs most; "
         f"`above control` subtracts the mean cut − random of `{CONTROL}`."
     )
-    head = ["run", "seeds", "steps", "order gain", "textbook prefix", "block prefix", "δ* (layer)", "cut", "random"]
-    head += ["previous-token cut", "taps zeroed, lag 0, 1, ...", "text: loss", "text: δ* (layer)", "text: cut − random"]
+    head = [
+        "run",
+        "seeds",
+        "steps",
+        "order gain",
+        "textbook prefix",
+        "block prefix",
+        "δ* (layer)",
+        "cut",
+        "random",
+    ]
+    head += [
+        "previous-token cut",
+        "taps zeroed, lag 0, 1, ...",
+        "text: loss",
+        "text: δ* (layer)",
+        "text: cut − random",
+    ]
     head += ["text: above control", "induction heads"]
-    lines = ["# Offset table: real text", "", "Written by `python -m experiments.offset_text_table`. " + about, ""]
+    lines = [
+        "# Offset table: real text",
+        "",
+        "Written by `python -m experiments.offset_text_table`. " + about,
+        "",
+    ]
     lines += ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     control = [row["text"]["effect_nats"] for row in rows if row["run"] == CONTROL]
     base = sum(control) / len(control) if control else None
@@ -183,8 +212,14 @@ def report(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
         probe, text = [row["probe"] for row in own], [row["text"] for row in own]
         above = [None if base is None or run == CONTROL else one["effect_nats"] - base for one in text]
         cells = [run, str(len(own)), str(own[0]["step"])]
-        cells += [cell([one[key] for one in probe]) for key in ("order_gain_nats", "textbook_prefix", "block_prefix")]
-        cells += [_deltas(probe), *(cell([one[key] for one in probe]) for key in ("cut_nats", "random_nats", "previous_nats"))]
+        cells += [
+            cell([one[key] for one in probe])
+            for key in ("order_gain_nats", "textbook_prefix", "block_prefix")
+        ]
+        cells += [
+            _deltas(probe),
+            *(cell([one[key] for one in probe]) for key in ("cut_nats", "random_nats", "previous_nats")),
+        ]
         cells += [taps_cell(probe), cell([one["loss_nats"] for one in text]), _deltas(text)]
         cells += [cell([one["effect_nats"] for one in text]), cell(above)]
         cells.append(", ".join(str(one["n_induction"]) for one in probe))
@@ -198,16 +233,30 @@ def _deltas(found: Sequence[dict[str, Any]]) -> str:
 
 def _onset_lines(found: dict[str, Any]) -> list[str]:
     about = (
-        "Onsets in steps: the pair of checkpoints around it [95% interval over seeds and sequences]; order gain at .1 nat, ICL "
-        f"at 10% of its change. `ICL above control`: minus the ICL of `{CONTROL}` at the same seed, step and windows. Lead: of "
+        "Onsets in steps: the pair of checkpoints around it [95% interval over seeds and sequences]; order "
+        "gain at .1 nat, ICL "
+        f"at 10% of its change. `ICL above control`: minus the ICL of `{CONTROL}` at the same seed, step "
+        f"and windows. Lead: of "
         "order gain over that, 95% interval, positive when order gain comes first."
     )
-    head = ["run", "order gain", "ICL", "lead over ICL", "ICL above control", "lead over it", "ICL − control at the end"]
+    head = [
+        "run",
+        "order gain",
+        "ICL",
+        "lead over ICL",
+        "ICL above control",
+        "lead over it",
+        "ICL − control at the end",
+    ]
     lines = ["## Onsets", "", about, "", "| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
     for run, one in found.items():
         raw, net = one["raw"] or {}, one.get("minus_control") or {}
         cells = [run, _onset(raw.get("order_gain")), _onset(raw.get("in_context_learning")), _lead(raw)]
-        cells += [_onset(net.get("in_context_learning")), _lead(net), cell(one.get("icl_minus_control_nats", []))]
+        cells += [
+            _onset(net.get("in_context_learning")),
+            _lead(net),
+            cell(one.get("icl_minus_control_nats", [])),
+        ]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 

@@ -1,9 +1,9 @@
-"""Where does a model store a key-value pair: in the short convolution or in the state? (Arora et al., 2505.15105)
+"""Where does a model store a pair: in the short convolution or in the state? (Arora et al., 2505.15105)
 
     python -m experiments.recall_interchange --out RUNS [--device cuda --processes 4] [--seeds 0 1 2]
 
-Trains `recall-*` runs that RUNS lacks and restores clean activations one by one in sequences whose key was replaced
-(interp.interchange). Prints, and writes to experiments/results, recall_interchange.md and .jsonl.
+Trains `recall-*` runs that RUNS lacks and restores clean activations one by one in sequences whose key was
+replaced (interp.interchange). Prints, and writes to experiments/results, recall_interchange.md and .jsonl.
 """
 
 import argparse
@@ -70,7 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def questions(config: Any, *, seed: int, n: int = N_SEQUENCES) -> Any:
-    """One question of each of `n` recall sequences, and its corruption: another key that the sequence does not hold."""
+    """One question of each of `n` sequences, and its corruption: another key that the sequence lacks."""
     import numpy as np
 
     from experiments.data.recall import sample_recall
@@ -95,7 +95,7 @@ def questions(config: Any, *, seed: int, n: int = N_SEQUENCES) -> Any:
 
 @torch.no_grad()
 def measure(job: Job, folder: Path, device: str) -> dict[str, Any]:
-    """Accuracy, restored shares of every component and place, and recall without the convolution's earlier taps."""
+    """Accuracy, restored shares by component and place, and accuracy without the earlier taps."""
     from dataclasses import replace
 
     from interp.errors import DetectionError
@@ -133,9 +133,12 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     lines = [
         "# Interchange interventions on associative recall",
         "",
-        "Written by `python -m experiments.recall_interchange`. Share of the lost answer that one clean activation of one layer "
-        "brings back into a sequence whose key was replaced (1: all), mean over seeds ± half a 95% interval. `after`: the three "
-        "places after the key that a convolution of four taps writes it into. `without taps`: accuracy with all taps but the "
+        "Written by `python -m experiments.recall_interchange`. Share of the lost answer that one clean "
+        "activation of one layer "
+        "brings back into a sequence whose key was replaced (1: all), mean over seeds ± half a 95% "
+        "interval. `after`: the three "
+        "places after the key that a convolution of four taps writes it into. `without taps`: accuracy with "
+        "all taps but the "
         "current one zeroed.",
         "",
     ]

@@ -1,4 +1,4 @@
-"""Named runs trained where they are missing, for experiments over several runs and seeds; can be stopped and resumed."""
+"""Named runs trained where they are missing, for experiments over runs and seeds; resumable."""
 
 import multiprocessing
 from collections.abc import Sequence

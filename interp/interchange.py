@@ -1,18 +1,21 @@
-"""Interchange interventions on associative recall: which activation, restored alone, brings a lost answer back?
+"""Interchange interventions on associative recall: which activation brings a lost answer back?
 
-A clean sequence asks for a key whose value stood after it; in the corrupted one that key is another token, so the
-answer cannot be found. Into the corrupted run one activation of the clean run is put back at chosen places, and
+A clean sequence asks for a key whose value stood after it; in the corrupted one that key is another token, so
+the answer cannot be found. Into the corrupted run one activation of the clean run is put back at chosen
+places, and
 
     restored = (corrupted loss - patched loss) / (corrupted loss - clean loss)
 
 of the answer is read: 1 where the patch brings everything back, 0 where it does nothing.
 
-Places are counted from the key: `+0` the key itself, `+1` its value, ...; `after` all of +1 .. width - 1, the places that
-a convolution of that width writes the key into; `query` where the answer is asked for. What separates the mechanisms in
-a mixer with a convolution: `conv` restored at `+0` leaves the key to the scan's own state, `conv` restored `after`
-leaves it to the convolution alone. `state` is the recurrent state after a place (recurrent form).
+Places are counted from the key: `+0` the key itself, `+1` its value, ...; `after` all of +1 .. width - 1, the
+places that a convolution of that width writes the key into; `query` where the answer is asked for. What
+separates the mechanisms in a mixer with a convolution: `conv` restored at `+0` leaves the key to the scan's
+own state, `conv` restored `after` leaves it to the convolution alone. `state` is the recurrent state after a
+place (recurrent form).
 
-Source: after Arora et al., arXiv:2505.15105. Differs: places and components are finer, and every mixer has them.
+Source: after Arora et al., arXiv:2505.15105. Differs: places and components are finer, and every mixer has
+    them.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -23,8 +26,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
 
+from interp.edge_cuts import listening, zeroed_tap
 from interp.errors import DetectionError
-from interp.offset_profile import listening, zeroed_tap
 from models.form import Form
 from models.language_model import LanguageModel
 
@@ -34,7 +37,7 @@ WIDTH = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Recall:
-    """One question for each sequence: the key at `key` and again at `query`; the answers are the tokens after each.
+    """One question a sequence: the key at `key` and again at `query`; answers are the tokens after.
 
     `corrupted` is `tokens` with another token at `key`.
     """
@@ -50,7 +53,9 @@ class Recall:
         if not len(rows):
             raise DetectionError("no recall question; accepted: at least one sequence")
         if int(self.query.max()) + 1 >= seq or int((self.query - self.key).min()) < 2:
-            raise DetectionError(f"a question outside its window of {seq} tokens, or less than 2 after its key")
+            raise DetectionError(
+                f"a question outside its window of {seq} tokens, or less than 2 after its key"
+            )
         wrong = self.tokens[rows, self.key] != self.tokens[rows, self.query]
         wrong |= self.tokens[rows, self.key + 1] != self.tokens[rows, self.query + 1]
         if bool(wrong.any()):
@@ -87,7 +92,9 @@ def interchange(
     """
     unknown = set(components) - set(COMPONENTS)
     if unknown:
-        raise DetectionError(f"unknown components {', '.join(sorted(unknown))}; accepted: {', '.join(COMPONENTS)}")
+        raise DetectionError(
+            f"unknown components {', '.join(sorted(unknown))}; accepted: {', '.join(COMPONENTS)}"
+        )
     run = _Interchange(model, recall, width)
     chosen = range(model.config.n_layers) if layers is None else layers
     return tuple(
@@ -111,8 +118,9 @@ class _Interchange:
         self.gap = float((self.lost - clean).mean())
         if self.gap <= 0.01:
             raise DetectionError(
-                f"corrupting the key costs the answer {self.gap:.3f} nats, so there is nothing to restore: the model "
-                "does not recall"
+                f"corrupting the key costs the answer {self.gap:.3f} nats, so there is nothing to restore: "
+                f"the "
+                "model does not recall"
             )
 
     def point(self, layer: int, component: str) -> nn.Module | None:
@@ -187,7 +195,7 @@ def _patched_state(kept: Float[Tensor, "batch seq *state"], where: Tensor) -> Ca
 
 @contextmanager
 def only_current_tap(model: LanguageModel) -> Iterator[None]:
-    """Every convolution without its taps at lags of 1 and more: no token reaches another's convolution output."""
+    """Every convolution without its taps at lags of 1 and more: no token reaches another's output."""
     with ExitStack() as stack:
         for block in model.blocks:
             if getattr(block.attn, "conv1d", None) is not None:

@@ -1,7 +1,8 @@
-"""Which edges a causal offset profile cuts, and on which positions the loss is read. Memory linear in the edges.
+"""Which edges an offset profile cuts, and where the loss is read. Memory linear in the edges.
 
-A match is a pair (s, i) with x_s = x_i and s < i. The edge at offset delta reads position s + delta from i. Induction
-predicts position i where the bigram (x_i, x_{i+1}) has occurred before: there the loss of x_{i+1} is read.
+A match is a pair (s, i) with x_s = x_i and s < i. The edge at offset delta reads position s + delta from i.
+Induction predicts position i where the bigram (x_i, x_{i+1}) has occurred before: there the loss of x_{i+1}
+is read.
 """
 
 from dataclasses import dataclass
@@ -73,15 +74,17 @@ class Matches:
     def at(self, offset: int) -> Edges:
         """The edges s + offset -> i of all pairs, each named once.
 
-        Self-edges are left out (they carry the current token and a state-space mixer's skip, no match), as are
-        sources before the sequence or after i.
+        Self-edges are left out (they carry the current token and a state-space mixer's skip, no match), as
+        are sources before the sequence or after i.
 
         Raises:
             DetectionError: the offset is as long as the sequence or longer.
         """
         seq = self.tokens.shape[1]
         if abs(offset) >= seq:
-            raise DetectionError(f"offset {offset} lies outside windows of {seq} tokens; accepted: {1 - seq}..{seq - 1}")
+            raise DetectionError(
+                f"offset {offset} lies outside windows of {seq} tokens; accepted: {1 - seq}..{seq - 1}"
+            )
         src = self.pairs.src + offset
         kept = (src >= 0) & (src < self.pairs.dest)
         return Edges(self.pairs.batch[kept], self.pairs.dest[kept], src[kept])
@@ -96,8 +99,8 @@ class Matches:
     def random(self, offsets: range, *, like: int = 1, seed: int = 0) -> Edges:
         """As many random edges from each position as it has at offset `like`.
 
-        Sources avoid what the profile's `offsets` read from there, the position before and the position itself. A
-        position that has too few others (a short period) gives fewer.
+        Sources avoid what the profile's `offsets` read from there, the position before and the position
+        itself. A position that has too few others (a short period) gives fewer.
         """
         seq = self.tokens.shape[1]
         targets = self.at(like)
@@ -120,13 +123,14 @@ class Matches:
         return Edges(found // (seq * seq), found // seq % seq, found % seq)
 
     def check(self) -> None:
-        """Raises DetectionError where no token comes again, or no bigram does: there is nothing to cut or to read."""
+        """Raises DetectionError where no token or no bigram comes again: nothing to cut or to read."""
         n, seq = self.tokens.shape
         if not len(self.pairs.dest):
             raise DetectionError(f"empty pair set: no token comes again in {n} sequences of {seq} tokens")
         if not bool(self.scored.any()):
             raise DetectionError(
-                f"no position is predicted by induction: no bigram comes again in {n} sequences of {seq} tokens"
+                f"no position is predicted by induction: no bigram comes again in {n} sequences of {seq} "
+                "tokens"
             )
 
 
@@ -142,8 +146,8 @@ def probe_matches(probe: RepeatedTokens) -> Matches:
     if bool(twice.any()):
         n, place = (int(x) for x in twice.nonzero()[0])
         raise DetectionError(
-            f"duplicates in the probe: sequence {n} has token {int(ranked[n, place])} twice within its period of "
-            f"{probe.period}; accepted: distinct tokens"
+            f"duplicates in the probe: sequence {n} has token {int(ranked[n, place])} twice within its "
+            f"period of {probe.period}; accepted: distinct tokens"
         )
     ignored = frozenset() if probe.bos is None else frozenset({probe.bos})
     return Matches(tokens=probe.tokens.long(), ignored=ignored)

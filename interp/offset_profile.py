@@ -1,38 +1,34 @@
 """The causal offset profile: which edges from earlier copies a layer needs, measured by cutting them exactly.
 
 COP(delta) = E[loss | all edges s + delta -> i cut] - E[loss], over the positions that induction predicts (see
-interp.offset_edges). A cut takes the edges' share out of `hook_z` of one layer, of all its units or of one, and
-everything downstream is computed anew. In nats; positive where the edges help.
+interp.offset_edges). A cut takes the edges' share out of `hook_z` of one layer, of all its units or of one,
+and everything downstream is computed anew. In nats; positive where the edges help.
 
 Controls: as many random other edges · the edges (i, i-1) · each tap of the convolution zeroed · where rows of
 attention sum to 1, the edges cut and the rest rescaled to sum to 1 again.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.edge_cuts import EdgeCut, LayersAbove, ScoredLosses, hook_z_of, layer_inputs
 from interp.errors import DetectionError
 from interp.offset_edges import Edges, Matches
 from models.language_model import LanguageModel
 from models.mixers.reading import Reading
 
 CONTROLS = ("random", "previous", "renormalised", "taps")
-# Numbers in the largest temporary of one pass: source vectors of edges, logits.
-_NUMBERS_PER_BLOCK = 1 << 24
 # Tokens that go through the layers above a cut together.
 TOKENS_PER_PASS = {"cpu": 1 << 13, "cuda": 1 << 17}
-# The rest of a row that is rescaled after a cut: below this share it is noise.
-_LEAST_REST = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerProfile:
-    """Effects of cuts in one layer, nats; sequences are the probe's or the windows, NaN where one has no position.
+    """Effects of cuts in one layer by sequence, nats; NaN where a sequence has no predicted position.
 
     Rows are the layer's units, then (if there are several) the whole layer.
 
@@ -42,7 +38,8 @@ class LayerProfile:
         random: The control: as many random edges (mean over draws).
         previous: The edges (i, i-1) cut.
         renormalised: The cut with the rest rescaled; None where rows do not sum to 1.
-        taps: Loss by lag of the convolution, that tap zeroed in all channels, minus the loss; None without one.
+        taps: Loss by lag of the convolution, that tap zeroed in all channels, minus the loss; None without
+            one.
     """
 
     layer: int
@@ -61,7 +58,9 @@ class LayerProfile:
         """delta*: the offset >= 1 whose cut costs most."""
         allowed = [n for n, offset in enumerate(self.offsets) if offset >= 1]
         if not allowed:
-            raise DetectionError(f"offsets {list(self.offsets)} hold none of at least 1, so there is no delta*")
+            raise DetectionError(
+                f"offsets {list(self.offsets)} hold none of at least 1, so there is no delta*"
+            )
         effects = mean(self.cut[row, allowed])
         return self.offsets[allowed[int(effects.argmax())]]
 
@@ -117,8 +116,8 @@ def offset_profile(
         matches: `probe_matches(probe)` or `window_matches(tokens)`, on any device.
         offsets: Default -2 .. d_conv + 1.
         layers: Default all. `units`: default all of them; `by_unit=False`: the whole layer only.
-        reading: Whose edges: by default the mixer's first reading, its own A over its own values; `block` cuts what
-            leads from the layer's input positions through convolution and A.
+        reading: Whose edges: by default the mixer's first reading, its own A over its own values; `block`
+            cuts what leads from the layer's input positions through convolution and A.
         mamba_units: `layer` (default), `state` or `cluster:K` for Mamba-1 layers.
         controls: Which of `CONTROLS` to measure.
         n_random: Draws of the random control.
@@ -129,7 +128,9 @@ def offset_profile(
     """
     matches.check()
     if unknown := set(controls) - set(CONTROLS):
-        raise DetectionError(f"unknown controls {', '.join(sorted(unknown))}; accepted: {', '.join(CONTROLS)}")
+        raise DetectionError(
+            f"unknown controls {', '.join(sorted(unknown))}; accepted: {', '.join(CONTROLS)}"
+        )
     offsets = tuple(default_offsets(model) if offsets is None else offsets)
     device = next(model.parameters()).device
     matches = replace(matches, tokens=matches.tokens.to(device))
@@ -196,8 +197,8 @@ class _Run:
         window = range(min(self.offsets), max(self.offsets) + 1)
         n_random = self.n_random if "random" in self.controls else 0
         random = [matches.random(window, seed=self.seed + n) for n in range(n_random)]
-        inputs = _inputs(self.model, matches.tokens)
-        losses = _Losses(self.model, matches)
+        inputs = layer_inputs(self.model, matches.tokens)
+        losses = ScoredLosses(self.model, matches)
         base = losses(inputs[-1][0], 1)[0]
         profiles = [
             self._layer(layer, inputs[layer], edges, random, matches, losses, base) for layer in self.layers
@@ -217,16 +218,16 @@ class _Run:
         edges: dict[int, Edges],
         random: list[Edges],
         matches: Matches,
-        losses: "_Losses",
+        losses: "ScoredLosses",
         base: Tensor,
     ) -> LayerProfile:
         resid, x = inputs
         mixer = self.model.blocks[layer].attn
         units = self.mamba_units if mixer.kind == "mamba1" else None
         reading = mixer.read(x, self.reading, units=units)
-        z = _z(mixer, x)
-        cut = _Cut(reading, z, self._rows(reading))
-        above = _Above(self.model, layer, resid, losses, self.budget)
+        z = hook_z_of(mixer, x)
+        cut = EdgeCut(reading, z, self._rows(reading))
+        above = LayersAbove(self.model, layer, resid, losses, self.budget)
         # Removals are made one edge set at a time; each gives one variant of z for every row.
         found = torch.stack([above(cut.variants(e)) for e in edges.values()], 1) - base
         controls: dict[str, Tensor | None] = {}
@@ -256,159 +257,6 @@ class _Run:
         kind = "head" if reading.unit == "head" else "unit"
         chosen: list[int | None] = list(_checked(self.units, reading.n_units, kind))
         return chosen if reading.n_units == 1 else [*chosen, None]
-
-
-def _inputs(model: LanguageModel, tokens: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-    """For each layer the residual stream before it and its mixer's input; last, the final residual stream."""
-    found: list[list[Tensor]] = []
-    handles = []
-    for block in model.blocks:
-        handles.append(block.register_forward_pre_hook(lambda _, args: found.append([args[0]])))
-        handles.append(block.attn.register_forward_pre_hook(lambda _, args: found[-1].append(args[0])))
-    try:
-        last = model(tokens, stop_at_layer=model.config.n_layers)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [*(tuple(pair) for pair in found), (last, None)]
-
-
-@contextmanager
-def listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
-    """A forward hook that is gone afterwards; works without transformer_lens."""
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _z(mixer: torch.nn.Module, x: Tensor) -> Tensor:
-    """`hook_z` of a mixer for an input."""
-    kept: list[Tensor] = []
-    with listening(mixer.hook_z, lambda _, args, out: kept.append(out)):
-        mixer(x)
-    return kept[0]
-
-
-class _Cut:
-    """Variants of a layer's `hook_z` with edges taken out: one for each row."""
-
-    def __init__(self, reading: Reading, z: Tensor, rows: list[int | None]):
-        self.reading, self.z, self.rows = reading, z, rows
-
-    def variants(self, edges: Edges, *, renormalise: bool = False) -> Iterator[Tensor]:
-        """z without the edges, row by row. `renormalise`: what is left of each row is rescaled to sum to 1."""
-        removed, share = self._removed(edges, renormalise)
-        rest = (1 - share).clamp_min(_LEAST_REST) if renormalise else None
-        for row in self.rows:
-            z = self.z.flatten(2).clone()
-            for unit in range(self.reading.n_units) if row is None else [row]:
-                index = self.reading.z_index[unit]
-                kept = index >= 0
-                # Units by state share channels: subtracting in place adds their cuts up.
-                z[..., index[kept]] -= removed[:, :, unit, kept]
-                if renormalise:
-                    z[..., index[kept]] /= rest[:, :, unit, None]
-            yield z.view_as(self.z)
-
-    def _removed(self, edges: Edges, with_share: bool) -> tuple[Tensor, Tensor | None]:
-        """Sum of the edges' source vectors [batch dest unit d_source], and of their weights [batch dest unit]."""
-        reading = self.reading
-        n_batch, seq = self.z.shape[:2]
-        d_source = reading.taps.shape[-1]
-        total = self.z.new_zeros(n_batch * seq, reading.n_units, d_source)
-        share = self.z.new_zeros(n_batch * seq, reading.n_units) if with_share else None
-        size = max(1, _NUMBERS_PER_BLOCK // (reading.n_units * d_source))
-        for batch, dest, src in zip(*(part.split(size) for part in edges), strict=True):
-            row = batch * seq + dest
-            total.index_add_(0, row, reading.z_edges(batch, dest, src).to(total.dtype))
-            if with_share:
-                share.index_add_(0, row, reading.entries.edges(batch, dest, src)[..., 0].to(share.dtype))
-        total = total.view(n_batch, seq, *total.shape[1:])
-        return total, None if share is None else share.view(n_batch, seq, -1)
-
-
-class _Losses:
-    """Loss at the scored positions, a mean for each sequence, from the final residual stream."""
-
-    def __init__(self, model: LanguageModel, matches: Matches):
-        self.model = model
-        self.batch, self.place = matches.scored.nonzero(as_tuple=True)
-        self.target = matches.tokens[self.batch, self.place + 1]
-        self.n = torch.bincount(self.batch, minlength=len(matches.tokens)).double()
-
-    def __call__(self, resid: Float[Tensor, "copies_batch seq d_model"], copies: int) -> Float[Tensor, "copy batch"]:
-        """`resid` holds `copies` variants of the batch, one after the other."""
-        rows = resid.unflatten(0, (copies, -1))[:, self.batch, self.place].flatten(0, 1)
-        target = self.target.repeat(copies)
-        size = max(1, _NUMBERS_PER_BLOCK // self.model.config.d_vocab)
-        parts = []
-        for piece, wanted in zip(rows.split(size), target.split(size), strict=True):
-            logits = self.model.unembed(self.model.ln_final(piece))
-            logits = logits if logits.dtype == torch.float64 else logits.float()
-            parts.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none"))
-        loss = torch.cat(parts).double().view(copies, -1)
-        total = loss.new_zeros(copies, len(self.n)).index_add_(1, self.batch, loss)
-        return total / self.n.masked_fill(self.n == 0, torch.nan)
-
-
-class _Above:
-    """A layer and what is above it, run for variants of the layer's `hook_z`."""
-
-    def __init__(self, model: LanguageModel, layer: int, resid: Tensor, losses: _Losses, budget: int):
-        self.model, self.layer, self.resid, self.losses = model, layer, resid, losses
-        self.copies = max(1, budget // (resid.shape[0] * resid.shape[1]))
-
-    def __call__(self, variants: Iterator[Tensor]) -> Float[Tensor, "row batch"]:
-        """Loss of each variant, several in one pass."""
-        found, group = [], []
-        for variant in variants:
-            group.append(variant)
-            if len(group) == self.copies:
-                found.append(self._losses(group))
-                group = []
-        if group:
-            found.append(self._losses(group))
-        return torch.cat(found)
-
-    def _losses(self, group: list[Tensor]) -> Tensor:
-        z = torch.cat(group)
-        mixer = self.model.blocks[self.layer].attn
-        with listening(mixer.hook_z, lambda _, args, out: z):
-            return self._run(len(group))
-
-    def _run(self, copies: int) -> Tensor:
-        resid = self.resid.repeat(copies, 1, 1)
-        n_layers = self.model.config.n_layers
-        last = self.model(resid, start_at_layer=self.layer, stop_at_layer=n_layers)
-        return self.losses(last, copies)
-
-    def taps(self) -> Iterator[Float[Tensor, " batch"]]:
-        """Loss with each tap zeroed, by lag: 0 is the current input."""
-        weight = self.model.blocks[self.layer].attn.conv1d.weight
-        for lag in range(weight.shape[-1]):
-            with zeroed_tap(weight, lag):
-                yield self._run(1)[0]
-
-
-@contextmanager
-def zeroed_tap(
-    weight: Float[Tensor, "channel one width"], lag: int, channels: range | None = None
-) -> Iterator[None]:
-    """A convolution's tap at `lag` set to 0, in all channels or some; put back afterwards."""
-    width = weight.shape[-1]
-    if not 0 <= lag < width:
-        raise DetectionError(f"tap at lag {lag}; accepted: 0..{width - 1}")
-    chosen = slice(None) if channels is None else slice(channels.start, channels.stop)
-    with torch.no_grad():
-        kept = weight[chosen, :, width - 1 - lag].clone()
-        weight[chosen, :, width - 1 - lag] = 0
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            weight[chosen, :, width - 1 - lag] = kept
 
 
 def _joined(parts: list[OffsetProfile]) -> OffsetProfile:

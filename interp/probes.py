@@ -1,19 +1,22 @@
 """Block-level patching probes: does a block carry a token to the next position, match it, and at which lag?
 
-The names are those of Cheng et al. (arXiv:2609.15545), whose text was not at hand: the definitions below are this
-project's own, made from the one-line descriptions (carry token s into position s + 1's stream; use it to match at i).
+The names are those of Cheng et al. (arXiv:2609.15545), whose text was not at hand: the definitions below are
+this project's own, made from the one-line descriptions (carry token s into position s + 1's stream; use it to
+match at i).
 
 A probe is distinct tokens tiled twice, so i = s + period. A corrupted run has other tokens at some first-copy
-positions, far enough apart that none touches another's window; everything is read at the i of those. Effects are
-losses of x_{i+1} with something patched into the clean run, minus the clean loss, in nats; positive: the block is used.
+positions, far enough apart that none touches another's window; everything is read at the i of those. Effects
+are losses of x_{i+1} with something patched into the clean run, minus the clean loss, in nats; positive: the
+block is used.
 
 * Carrying: x_s corrupted; the block's output at s + 1 alone is taken from the corrupted run.
 * Matching: x_s corrupted; the block's output at i alone is taken from the corrupted run.
-* Lag(delta): x_{s+delta} corrupted; the block's input at s + delta alone is taken from the corrupted run, and of what
-  that changes only the block's output at i is kept.
+* Lag(delta): x_{s+delta} corrupted; the block's input at s + delta alone is taken from the corrupted run, and
+  of what that changes only the block's output at i is kept.
 * Control of each: the same patch with the token at s + control corrupted, which induction at i does not need.
 
-A block that carries and matches inside itself (a short convolution, then the match) reads Carrying 0 and Matching
+A block that carries and matches inside itself (a short convolution, then the match) reads Carrying 0 and
+Matching
 high: what it carries never enters the stream.
 """
 
@@ -24,9 +27,10 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from interp.edge_cuts import listening
 from interp.errors import DetectionError
 from interp.offset_edges import probe_matches
-from interp.offset_profile import listening, mean, standard_error
+from interp.offset_profile import mean, standard_error
 from interp.sequences import RepeatedTokens
 from models.language_model import LanguageModel
 
@@ -76,8 +80,8 @@ def block_probes(
         seed: Of the tokens put in, drawn from those that the sequence does not hold.
 
     Raises:
-        DetectionError: a probe of more than two copies, too short or with duplicates; a vocabulary without a token
-            to put in; a layer that does not exist.
+        DetectionError: a probe of more than two copies, too short or with duplicates; a vocabulary without a
+            token to put in; a layer that does not exist.
     """
     setting = _Setting(model, probe, seed)
     n_layers = model.config.n_layers
@@ -121,7 +125,9 @@ class _Setting:
 
     def __init__(self, model: LanguageModel, probe: RepeatedTokens, seed: int):
         if probe.repeats != 2:
-            raise DetectionError(f"a probe of {probe.repeats} copies; accepted: 2 (one earlier copy to corrupt)")
+            raise DetectionError(
+                f"a probe of {probe.repeats} copies; accepted: 2 (one earlier copy to corrupt)"
+            )
         probe_matches(probe)
         self.model, self.seed = model, seed
         first, period = probe.first - CONTROL, probe.period
@@ -153,7 +159,9 @@ class _Setting:
         d_vocab = self.model.config.d_vocab
         held = torch.zeros(len(self.tokens), d_vocab, dtype=torch.bool).scatter_(1, self.tokens.cpu(), True)
         if bool(held.all(1).any()):
-            raise DetectionError(f"a sequence holds all {d_vocab} tokens, so none is left to put in its place")
+            raise DetectionError(
+                f"a sequence holds all {d_vocab} tokens, so none is left to put in its place"
+            )
         free = (~held).double()[self.rows.cpu()]
         put = torch.multinomial(free, 1, generator=draw)[:, 0].to(self.tokens.device)
         tokens = self.tokens.clone()

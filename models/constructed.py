@@ -1,14 +1,14 @@
 """Language models whose induction circuit is known because it is wired by hand: ground truth for every score.
 
-The residual stream has a token part (one-hot), an output part that only the unembedding reads, and a junk part
-that nothing reads. The circuit matches x_i with the token that stands `offset` places before a source position and
-copies the token after that one. All other units attend evenly and write random vectors into the junk part: every
-score must read chance on them.
+The residual stream has a token part (one-hot), an output part that only the unembedding reads, and a junk
+part that nothing reads. The circuit matches x_i with the token that stands `offset` places before a source
+position and copies the token after that one. All other units attend evenly and write random vectors into the
+junk part: every score must read chance on them.
 
 | kind | circuit |
 | --- | --- |
 | softmax | layer 0 head 1 attends to the previous token and copies it; layer 1 head 2 matches and copies |
-| linear | one layer, head 2: convolution taps at lags 0 (q), `offset` (k) and `offset` - 1 (v), then the match |
+| linear | one layer, head 2: taps at lags 0 (q), `offset` (k) and `offset` - 1 (v), then the match |
 | mamba1 | one layer: the same taps on three groups of channels that make C, B and the scan's values |
 | mamba2 | one layer, head 2 (of one group of B and C each): the same taps on C, B and x |
 """
@@ -51,7 +51,8 @@ class Circuit:
         layer, unit: The layer and the head that match and copy (Mamba-1: the layer's one unit, 0).
         reading: The reading in which prefix matching at offset 1 is 1.
         offset: delta* in the mixer's own A: the match is at this many positions after the earlier copy.
-        previous_token: (layer, head) that carries each token to the next position; None where a convolution does.
+        previous_token: (layer, head) that carries each token to the next position; None where a convolution
+            does.
         taps: Lags of the convolution that the circuit uses, by part: `q`, `k`, `v`.
         channels: Mamba-1's channels by part, as ranges of the convolution's channels.
     """
@@ -71,7 +72,8 @@ def constructed_model(
 ) -> tuple[LanguageModel, Circuit]:
     """A hand-wired model and the truth about it.
 
-    On distinct tokens that come again its loss is ln(d_vocab) at the first copy and about d_vocab exp(-16) at later ones.
+    On distinct tokens that come again its loss is ln(d_vocab) at the first copy and about d_vocab exp(-16) at
+    later ones.
 
     Args:
         kind: "softmax", "linear", "mamba1" or "mamba2".
@@ -190,9 +192,7 @@ def _linear(d_vocab: int, n_ctx: int, offset: int, draw: torch.Generator) -> tup
             q[head, 0, token] = k[head, 0, token] = 1.0
             out[head, :, junk] = _junk(d_vocab, d_vocab, draw=draw)
             _taps(attn.conv1d.weight, dict.fromkeys("qkv", 0), own)
-    circuit = Circuit(
-        kind="linear", layer=0, unit=INDUCTION_HEAD, reading="block", offset=offset, taps=lags
-    )
+    circuit = Circuit(kind="linear", layer=0, unit=INDUCTION_HEAD, reading="block", offset=offset, taps=lags)
     return model, circuit
 
 
@@ -272,9 +272,7 @@ def _mamba2(d_vocab: int, n_ctx: int, offset: int, draw: torch.Generator) -> tup
             _taps(attn.conv1d.weight, dict.fromkeys("qkv", 0), own)
     attn.dt_bias.fill_(_softplus_inverse(1.0))
     attn.A_log.fill_(_KEEP)
-    circuit = Circuit(
-        kind="mamba2", layer=0, unit=INDUCTION_HEAD, reading="block", offset=offset, taps=lags
-    )
+    circuit = Circuit(kind="mamba2", layer=0, unit=INDUCTION_HEAD, reading="block", offset=offset, taps=lags)
     return model, circuit
 
 

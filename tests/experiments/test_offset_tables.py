@@ -1,4 +1,4 @@
-"""The offset tables: jobs, what is kept, means over seeds, onsets with the control subtracted; one small run end to end."""
+"""The offset tables: jobs, what is kept, means over seeds, onsets minus control; one small run."""
 
 import json
 import math
@@ -36,12 +36,21 @@ def test_intervals_over_seeds():
 
 
 def test_a_small_run_is_trained_measured_kept_and_not_trained_again(tmp_path, capsys):
-    arguments = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path), "--only", "periodic-linear-conv-1l"]
+    arguments = [
+        "--out",
+        str(tmp_path / "runs"),
+        "--results",
+        str(tmp_path),
+        "--only",
+        "periodic-linear-conv-1l",
+    ]
     arguments += ["--seeds", "0", "--steps", "3", "--device", "cpu", "--set", "training.batch=4"]
     assert offset_table.main(arguments) == 0
     (line,) = (tmp_path / "offset_table.jsonl").read_text().splitlines()
     row = json.loads(line)
-    assert row["step"] == 3 and row["layers"][0]["offsets"] == list(range(-2, 6)) and len(row["taps_nats"]) == 4
+    assert (
+        row["step"] == 3 and row["layers"][0]["offsets"] == list(range(-2, 6)) and len(row["taps_nats"]) == 4
+    )
     assert row["n_induction"] == 0 and abs(row["effect_nats"]) < 0.1
     table = (tmp_path / "offset_table.md").read_text()
     assert "| periodic-linear-conv-1l | 1 | 3 |" in table
@@ -93,7 +102,9 @@ def test_onsets_subtract_the_control():
 def test_recall_questions_are_sound():
     recall = recall_interchange.questions(RecallConfig(seq=64, d_vocab=64), seed=3, n=32)
     rows = torch.arange(32)
-    assert bool((recall.tokens[rows, recall.key] < 32).all()) and bool((recall.corrupted[rows, recall.key] < 32).all())
+    assert bool((recall.tokens[rows, recall.key] < 32).all()) and bool(
+        (recall.corrupted[rows, recall.key] < 32).all()
+    )
     # The corrupted key is nowhere else, and nothing else changed.
     assert bool(((recall.corrupted == recall.corrupted[rows, recall.key][:, None]).sum(1) == 1).all())
     assert int((recall.tokens != recall.corrupted).sum()) == 32
@@ -101,8 +112,8 @@ def test_recall_questions_are_sound():
 
 def test_the_null_report_counts_what_passes():
     rows = [
-        {"mixer": "linear", "depth": 1, "std": 0.02, "trained": False, "effect_nats": 0.001 * n, "effect_se_nats": 0.001,
-         "copying": None if n else -0.5, "passes": n == 9}
+        {"mixer": "linear", "depth": 1, "std": 0.02, "trained": False, "effect_nats": 0.001 * n,
+         "effect_se_nats": 0.001, "copying": None if n else -0.5, "passes": n == 9}
         for n in range(10)
     ]  # fmt: skip
     text = calibrate_null.report(rows)

@@ -8,9 +8,10 @@ import torch
 from constructed_cases import CASES, probe
 from language_models import build
 
+from interp.edge_cuts import zeroed_tap
 from interp.errors import DetectionError
 from interp.offset_edges import Matches, probe_matches, window_matches
-from interp.offset_profile import mean, offset_profile, zeroed_tap
+from interp.offset_profile import mean, offset_profile
 from interp.sequences import RepeatedTokens
 from models.config import LanguageModelConfig, Mamba1Config
 from models.constructed import PREVIOUS_HEAD, constructed_model
@@ -158,7 +159,12 @@ def test_batches_and_passes_change_nothing():
 
 def test_constant_selection_is_toeplitz_and_its_profile_is_flat():
     config = LanguageModelConfig(
-        d_model=32, n_layers=2, d_vocab=64, n_ctx=128, mixers=(Mamba1Config(constant_bcdt=True),) * 2, init_std=0.1
+        d_model=32,
+        n_layers=2,
+        d_vocab=64,
+        n_ctx=128,
+        mixers=(Mamba1Config(constant_bcdt=True),) * 2,
+        init_std=0.1,
     )
     model = LanguageModel(config).eval()
     matches = probe_matches(probe())
@@ -234,7 +240,9 @@ def test_nothing_to_cut_is_refused():
 def test_offsets_layers_and_heads_out_of_range_are_refused():
     model, _ = constructed_model("linear")
     matches = probe_matches(probe(1, 6, 2))
-    with pytest.raises(DetectionError, match="offset 12 lies outside windows of 12 tokens; accepted: -11..11"):
+    with pytest.raises(
+        DetectionError, match="offset 12 lies outside windows of 12 tokens; accepted: -11..11"
+    ):
         offset_profile(model, matches, offsets=(12,))
     with pytest.raises(DetectionError, match="layer index 1 is out of range; accepted: 0..0"):
         offset_profile(model, matches, layers=(1,))

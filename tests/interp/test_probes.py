@@ -1,4 +1,4 @@
-"""Carrying, matching and lag, and interchange interventions: on wired circuits and on a model that does not recall."""
+"""Carrying, matching, lag and interchange interventions: on wired circuits, and on none."""
 
 import math
 
@@ -93,7 +93,13 @@ def test_softmax_stores_the_pair_with_its_first_block():
     found = _restored(model)
     for place in ((0, "v", "+0"), (0, "output", "+1"), (1, "k", "+1"), (1, "z", "query")):
         assert found[place] > 0.98
-    for place in ((0, "k", "+1"), (0, "output", "+0"), (1, "v", "+1"), (1, "output", "after"), (0, "z", "query")):
+    for place in (
+        (0, "k", "+1"),
+        (0, "output", "+0"),
+        (1, "v", "+1"),
+        (1, "output", "after"),
+        (0, "z", "query"),
+    ):
         assert abs(found[place]) < 0.02
     assert not any(component in ("conv", "state", "dt") for _, component, _ in found)
 

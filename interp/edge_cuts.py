@@ -1,0 +1,176 @@
+"""Exact cuts of edges at `hook_z` of one layer, and everything above it computed anew.
+
+Works without transformer_lens: hooks are torch's own.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from interp.errors import DetectionError
+from interp.offset_edges import Edges, Matches
+from models.language_model import LanguageModel
+from models.mixers.reading import Reading
+
+# Numbers in the largest temporary of one pass: source vectors of edges, logits.
+_NUMBERS_PER_BLOCK = 1 << 24
+# The rest of a row that is rescaled after a cut: below this share it is noise.
+_LEAST_REST = 1e-4
+
+
+@contextmanager
+def listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
+    """A forward hook that is gone afterwards; works without transformer_lens."""
+    handle = module.register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def layer_inputs(model: LanguageModel, tokens: Tensor) -> list[tuple[Tensor, Tensor | None]]:
+    """For each layer the residual stream before it and its mixer's input; last, the final residual stream."""
+    found: list[list[Tensor]] = []
+    handles = []
+    for block in model.blocks:
+        handles.append(block.register_forward_pre_hook(lambda _, args: found.append([args[0]])))
+        handles.append(block.attn.register_forward_pre_hook(lambda _, args: found[-1].append(args[0])))
+    try:
+        last = model(tokens, stop_at_layer=model.config.n_layers)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return [*(tuple(pair) for pair in found), (last, None)]
+
+
+def hook_z_of(mixer: torch.nn.Module, x: Tensor) -> Tensor:
+    """`hook_z` of a mixer for an input."""
+    kept: list[Tensor] = []
+    with listening(mixer.hook_z, lambda _, args, out: kept.append(out)):
+        mixer(x)
+    return kept[0]
+
+
+class EdgeCut:
+    """Variants of a layer's `hook_z` with edges taken out: one for each row."""
+
+    def __init__(self, reading: Reading, z: Tensor, rows: list[int | None]):
+        self.reading, self.z, self.rows = reading, z, rows
+
+    def variants(self, edges: Edges, *, renormalise: bool = False) -> Iterator[Tensor]:
+        """z without the edges, row by row. `renormalise`: what is left of a row is rescaled to sum to 1."""
+        removed, share = self._removed(edges, renormalise)
+        rest = (1 - share).clamp_min(_LEAST_REST) if renormalise else None
+        for row in self.rows:
+            z = self.z.flatten(2).clone()
+            for unit in range(self.reading.n_units) if row is None else [row]:
+                index = self.reading.z_index[unit]
+                kept = index >= 0
+                # Units by state share channels: subtracting in place adds their cuts up.
+                z[..., index[kept]] -= removed[:, :, unit, kept]
+                if renormalise:
+                    z[..., index[kept]] /= rest[:, :, unit, None]
+            yield z.view_as(self.z)
+
+    def _removed(self, edges: Edges, with_share: bool) -> tuple[Tensor, Tensor | None]:
+        """Sums of the edges' source vectors [batch dest unit d_source] and weights [batch dest unit]."""
+        reading = self.reading
+        n_batch, seq = self.z.shape[:2]
+        d_source = reading.taps.shape[-1]
+        total = self.z.new_zeros(n_batch * seq, reading.n_units, d_source)
+        share = self.z.new_zeros(n_batch * seq, reading.n_units) if with_share else None
+        size = max(1, _NUMBERS_PER_BLOCK // (reading.n_units * d_source))
+        for batch, dest, src in zip(*(part.split(size) for part in edges), strict=True):
+            row = batch * seq + dest
+            total.index_add_(0, row, reading.z_edges(batch, dest, src).to(total.dtype))
+            if with_share:
+                share.index_add_(0, row, reading.entries.edges(batch, dest, src)[..., 0].to(share.dtype))
+        total = total.view(n_batch, seq, *total.shape[1:])
+        return total, None if share is None else share.view(n_batch, seq, -1)
+
+
+class ScoredLosses:
+    """Loss at the scored positions, a mean for each sequence, from the final residual stream."""
+
+    def __init__(self, model: LanguageModel, matches: Matches):
+        self.model = model
+        self.batch, self.place = matches.scored.nonzero(as_tuple=True)
+        self.target = matches.tokens[self.batch, self.place + 1]
+        self.n = torch.bincount(self.batch, minlength=len(matches.tokens)).double()
+
+    def __call__(
+        self, resid: Float[Tensor, "copies_batch seq d_model"], copies: int
+    ) -> Float[Tensor, "copy batch"]:
+        """`resid` holds `copies` variants of the batch, one after the other."""
+        rows = resid.unflatten(0, (copies, -1))[:, self.batch, self.place].flatten(0, 1)
+        target = self.target.repeat(copies)
+        size = max(1, _NUMBERS_PER_BLOCK // self.model.config.d_vocab)
+        parts = []
+        for piece, wanted in zip(rows.split(size), target.split(size), strict=True):
+            logits = self.model.unembed(self.model.ln_final(piece))
+            logits = logits if logits.dtype == torch.float64 else logits.float()
+            parts.append(torch.nn.functional.cross_entropy(logits, wanted, reduction="none"))
+        loss = torch.cat(parts).double().view(copies, -1)
+        total = loss.new_zeros(copies, len(self.n)).index_add_(1, self.batch, loss)
+        return total / self.n.masked_fill(self.n == 0, torch.nan)
+
+
+class LayersAbove:
+    """A layer and what is above it, run for variants of the layer's `hook_z`."""
+
+    def __init__(self, model: LanguageModel, layer: int, resid: Tensor, losses: ScoredLosses, budget: int):
+        self.model, self.layer, self.resid, self.losses = model, layer, resid, losses
+        self.copies = max(1, budget // (resid.shape[0] * resid.shape[1]))
+
+    def __call__(self, variants: Iterator[Tensor]) -> Float[Tensor, "row batch"]:
+        """Loss of each variant, several in one pass."""
+        found, group = [], []
+        for variant in variants:
+            group.append(variant)
+            if len(group) == self.copies:
+                found.append(self._losses(group))
+                group = []
+        if group:
+            found.append(self._losses(group))
+        return torch.cat(found)
+
+    def _losses(self, group: list[Tensor]) -> Tensor:
+        z = torch.cat(group)
+        mixer = self.model.blocks[self.layer].attn
+        with listening(mixer.hook_z, lambda _, args, out: z):
+            return self._run(len(group))
+
+    def _run(self, copies: int) -> Tensor:
+        resid = self.resid.repeat(copies, 1, 1)
+        n_layers = self.model.config.n_layers
+        last = self.model(resid, start_at_layer=self.layer, stop_at_layer=n_layers)
+        return self.losses(last, copies)
+
+    def taps(self) -> Iterator[Float[Tensor, " batch"]]:
+        """Loss with each tap zeroed, by lag: 0 is the current input."""
+        weight = self.model.blocks[self.layer].attn.conv1d.weight
+        for lag in range(weight.shape[-1]):
+            with zeroed_tap(weight, lag):
+                yield self._run(1)[0]
+
+
+@contextmanager
+def zeroed_tap(
+    weight: Float[Tensor, "channel one width"], lag: int, channels: range | None = None
+) -> Iterator[None]:
+    """A convolution's tap at `lag` set to 0, in all channels or some; put back afterwards."""
+    width = weight.shape[-1]
+    if not 0 <= lag < width:
+        raise DetectionError(f"tap at lag {lag}; accepted: 0..{width - 1}")
+    chosen = slice(None) if channels is None else slice(channels.start, channels.stop)
+    with torch.no_grad():
+        kept = weight[chosen, :, width - 1 - lag].clone()
+        weight[chosen, :, width - 1 - lag] = 0
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            weight[chosen, :, width - 1 - lag] = kept
