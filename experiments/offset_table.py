@@ -25,7 +25,7 @@ RUNS: dict[str, int | None] = {
     for task in ("periodic", "copy")
     for mixer in (
         "softmax", "softmax-1l", "linear", "linear-1l", "linear-conv", "linear-conv-1l",
-        "mamba1", "mamba1-1l", "mamba2", "mamba2-1l",
+        "mamba1", "mamba1-1l", "mamba2", "mamba2-1l", "s4d",
     )
 } | {
     "copy-linear-conv": 1500,

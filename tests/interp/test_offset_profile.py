@@ -10,9 +10,11 @@ from language_models import build
 
 from interp.edge_cuts import zeroed_tap
 from interp.errors import DetectionError
+from interp.head_scores import HeadScores
 from interp.offset_edges import Matches, probe_matches, window_matches
 from interp.offset_profile import mean, offset_profile
 from interp.sequences import RepeatedTokens
+from interp.subject import LanguageModelSubject
 from models.config import LanguageModelConfig, Mamba1Config
 from models.constructed import PREVIOUS_HEAD, constructed_model
 from models.language_model import LanguageModel
@@ -176,8 +178,11 @@ def test_constant_selection_is_toeplitz_and_its_profile_is_flat():
     profile = offset_profile(model, matches)
     for layer in profile.layers:
         assert mean(layer.cut).abs().max() < 0.02
-        effect, error = layer.effect()
-        assert effect < 0.02
+        assert layer.effect()[0] < 0.02
+    scores = HeadScores(LanguageModelSubject(model), probe())
+    scores.visit()
+    for record in scores.records():
+        assert record.prefix_matching < 2 * record.prefix_matching_chance
 
 
 # Edges.
