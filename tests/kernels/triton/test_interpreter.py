@@ -15,8 +15,9 @@ def test_kernels_in_the_interpreter():
     environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist", str(folder)],
+        [sys.executable, "-m", "pytest", "-x", "-o", "addopts=--import-mode=importlib", "-p",
+        "no:cacheprovider", str(folder)],
         env=environment, cwd=Path(__file__).parents[3], capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert "passed" in done.stdout and "failed" not in done.stdout
+    assert " passed" in done.stdout and " skipped" not in done.stdout
