@@ -59,6 +59,7 @@ CONFIGS = {
         **ROPE,
         mlp=MLPConfig(d_mlp=20, act="silu", gated=True, bias=False),
     ),
+    "smeared": config(SoftmaxAttentionConfig(n_heads=2, smeared_keys=True), **ROPE),
     "plain": config(SOFTMAX, norm="none", unembed_bias=True),
 }
 # The models whose layers all have the same number of heads.
