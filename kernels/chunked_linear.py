@@ -51,6 +51,7 @@ class ChunkedLinear(torch.autograd.Function):
         with torch.no_grad():
             upstream = torch.zeros_like(v) if doutput is None else doutput
             dstate = torch.zeros_like(starts[0]) if dlast is None else dlast.contiguous().clone()
+            used = dlast is not None
             dq, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
             dlog = None if log_decay is None else torch.empty_like(log_decay)
             chunks = _chunks(v.shape[2], ctx.chunk)
@@ -58,10 +59,15 @@ class ChunkedLinear(torch.autograd.Function):
                 for c in reversed(range(len(chunks))):
                     t = chunks[c]
                     decay = None if log_decay is None else _Decay(log_decay[r, :, t])
-                    inputs = q[r, None, t], k[r, None, t], v[r, :, t], decay, starts[c, r]
-                    dq[r, t], dk[r, t], dv[r, :, t], dlog_t, dstate[r] = _chunk_backward(
-                        *inputs, upstream[r, :, t], dstate[r]
+                    # None stands for zeros: before the first chunk, after the last.
+                    state = starts[c, r] if c or ctx.has_state else None
+                    dafter = dstate[r] if used or c + 1 < len(chunks) else None
+                    inputs = q[r, None, t], k[r, None, t], v[r, :, t], decay, state
+                    dq[r, t], dk[r, t], dv[r, :, t], dlog_t, dbefore = _chunk_backward(
+                        *inputs, upstream[r, :, t], dafter
                     )
+                    if dbefore is not None:
+                        dstate[r] = dbefore
                     if dlog is not None:
                         dlog[r, :, t] = dlog_t
         gradients = dq, dk, dv, dlog, dstate if ctx.has_state else None
@@ -113,36 +119,60 @@ def _chunk_forward(
 
 
 def _chunk_backward(
-    q: Tensor, k: Tensor, v: Tensor, decay: _Decay | None, state: Tensor, dout: Tensor, dstate: Tensor
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor]:
-    """Gradients of q, k, v, log_decay and the state before the chunk."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: _Decay | None,
+    state: Tensor | None,
+    dout: Tensor,
+    dstate: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Gradients of q, k, v, log_decay and the state before the chunk (None where there is none).
+
+    `dstate` is the gradient of the state after it; None is zero.
+    """
     products = torch.matmul(k, q.transpose(-1, -2))
     dproducts = torch.matmul(v, dout.transpose(-1, -2))
-    read, written = torch.matmul(q, state), torch.matmul(k, dstate)
     if decay is None:
-        dv = torch.matmul(products.triu_(), dout).add_(written)
-        dproducts, dcarried, ended, dlog, dbefore = dproducts.triu_(), dout, v, None, dstate
+        dv = torch.matmul(products.triu_(), dout)
+        dproducts, dcarried, ended, dlog = dproducts.triu_(), dout, v, None
     else:
-        dv = torch.matmul(products * decay.between, dout).addcmul_(written, decay.to_end)
+        dv = torch.matmul(products * decay.between, dout)
         dproducts.mul_(decay.between)
-        dcarried, ended = dout * decay.from_start, v * decay.to_end
-        dlog = _log_decay_gradient(dproducts * products, (dcarried * read).sum(-1), (ended * written).sum(-1))
-        dbefore = dstate * decay.whole
-        dlog.add_((dbefore * state).sum(dim=(-1, -2))[..., None])
+        dcarried = dout * decay.from_start if state is not None else None
+        ended = v * decay.to_end if dstate is not None else None
+        dlog = _pair_gradient(dproducts * products)
     dproducts = dproducts.sum(dim=1)
-    dq = torch.matmul(dproducts.transpose(-1, -2), k[:, 0]).add_(
-        torch.matmul(dcarried, state.transpose(-1, -2)).sum(dim=1)
-    )
-    dk = torch.matmul(dproducts, q[:, 0]).add_(torch.matmul(ended, dstate.transpose(-1, -2)).sum(dim=1))
-    return dq, dk, dv, dlog, dbefore + torch.matmul(q.transpose(-1, -2), dcarried)
+    dq = torch.matmul(dproducts.transpose(-1, -2), k[:, 0])
+    dk = torch.matmul(dproducts, q[:, 0])
+    if dstate is not None:
+        written = torch.matmul(k, dstate)
+        dv = dv.add_(written) if decay is None else dv.addcmul_(written, decay.to_end)
+        dk.add_(torch.matmul(ended, dstate.transpose(-1, -2)).sum(dim=1))
+        if decay is not None:
+            # Every write to the end goes through the later steps.
+            dlog[..., 1:].add_((ended * written).sum(-1)[..., :-1].cumsum(dim=-1))
+    if state is None:
+        return dq, dk, dv, dlog, None
+    dq.add_(torch.matmul(dcarried, state.transpose(-1, -2)).sum(dim=1))
+    dbefore = torch.matmul(q.transpose(-1, -2), dcarried)
+    if decay is not None:
+        # Every read of the start goes through the steps up to it.
+        reads = (dcarried * torch.matmul(q, state)).sum(-1)
+        dlog.add_(reads.flip(-1).cumsum(dim=-1).flip(-1))
+    if dstate is not None:
+        kept = dstate if decay is None else dstate * decay.whole
+        dbefore = dbefore + kept
+        if decay is not None:
+            dlog.add_((kept * state).sum(dim=(-1, -2))[..., None])
+    return dq, dk, dv, dlog, dbefore
 
 
-def _log_decay_gradient(pairs: Tensor, reads: Tensor, writes: Tensor) -> Tensor:
-    """A step's log decay is in every factor that spans it: pairs [src dest] with src < step <= dest, reads
-    from the start at or after it, writes to the end before it."""
-    gradient = reads.flip(-1).cumsum(dim=-1).flip(-1)
+def _pair_gradient(pairs: Tensor) -> Tensor:
+    """Gradient of the log decays from the pairs [src dest]: a step's is in those with src < step <= dest."""
     up_to_source = pairs.cumsum_(dim=-2).triu_(1)
-    gradient[..., 1:].add_(up_to_source[..., :-1, :].sum(dim=-1)).add_(writes[..., :-1].cumsum(dim=-1))
+    gradient = torch.zeros_like(pairs[..., 0, :])
+    gradient[..., 1:] = up_to_source[..., :-1, :].sum(dim=-1)
     return gradient
 
 

@@ -177,7 +177,7 @@ class Reading:
         return torch.cat([size.abs().sum(-1) for _, size in self._walk(0, self.n_seq)], -1)
 
     def row_blocks(self, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Ranges of destinations whose source vectors take at most `BLOCK_BYTES`, `least_rows` each at least."""
+        """Ranges of destinations whose source vectors take at most `BLOCK_BYTES`, or `least_rows` long."""
         width = self.n_units * max(self.taps.shape[-1], self._norm_width)
         # A block of n rows from `start` has n (start + n) entries, as no row looks beyond the block's end.
         most = BLOCK_BYTES / (self.n_batch * width * self.constant.element_size())
