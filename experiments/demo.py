@@ -1,6 +1,7 @@
 """`make demo`: train small softmax, linear and Mamba models, find their induction heads, write one report.
 
-The runs are the named runs `demo-*`. Two train at a time, one thread each; a finished run in the folder is used again.
+The runs are the named runs `demo-*`. Two train at a time, one thread each; a finished run in the folder is
+used again.
 """
 
 import argparse
@@ -80,7 +81,17 @@ def print_summary(reports: Mapping) -> None:
     from rich.table import Table
 
     table = Table(title="Induction, run by run (last checkpoint; steps of the transition)")
-    for column in ("run", "strongest unit", "prefix", "chance", "copying", "induction", "order gain", "onset", "half"):
+    for column in (
+        "run",
+        "strongest unit",
+        "prefix",
+        "chance",
+        "copying",
+        "induction",
+        "order gain",
+        "onset",
+        "half",
+    ):
         table.add_column(column, justify="left" if column in ("run", "strongest unit") else "right")
     for name, report in reports.items():
         last = report.checkpoints[-1]

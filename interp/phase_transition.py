@@ -1,7 +1,10 @@
-"""When did induction appear, and when in-context learning? Transitions of a run over its checkpoints, and their lead.
+"""When did induction appear, and when in-context learning? Transitions of a run over its checkpoints, and
+their lead.
 
-Each curve is fitted in log-step by a four-parameter logistic and a level-ramp-level piecewise-linear model, and called
-a transition when the better of them beats every curve without a threshold (interp.transition, interp.transition_fit).
+Each curve is fitted in log-step by a four-parameter logistic and a level-ramp-level piecewise-linear model,
+and called
+a transition when the better of them beats every curve without a threshold (interp.transition,
+interp.transition_fit).
 Everything is read on plain arrays; `from_checkpoints` takes the records of a detection report.
 """
 
@@ -21,18 +24,23 @@ MIN_CHANGE = {"prefix_matching": 0.1, "order_gain": 0.2, "in_context_learning": 
 ORDER_GAIN_ONSETS_NATS = (0.1, 1.0)
 
 METHOD = (
-    "log-step; four-parameter logistic and level-ramp-level piecewise-linear fits against constant, log-linear,"
+    "log-step; four-parameter logistic and level-ramp-level piecewise-linear fits against constant, "
+    "log-linear,"
     " linear and exponential-relaxation curves by BIC, with a margin that the best of those plus white noise "
-    "passes 1 time in 100 on the same steps; onset = the pair of checkpoints around the 10% point of the fitted"
-    " rise (order gain: around its crossing of 0.1 nat), midpoint = 50%, width = 10% to 90%; intervals: 95% of "
-    "those of {draws} bootstrap draws over {levels} (seed {seed}) that have a transition; lead = onset of the "
+    "passes 1 time in 100 on the same steps; onset = the pair of checkpoints around the 10% point of "
+    "the fitted"
+    " rise (order gain: around its crossing of 0.1 nat), midpoint = 50%, width = 10% to 90%; "
+    "intervals: 95% of "
+    "those of {draws} bootstrap draws over {levels} (seed {seed}) that have a transition; lead = "
+    "onset of the "
     "second minus onset of the first, grid censoring included, positive when the first named changes first"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhaseTransition:
-    """The transitions of one run: None for a curve without one. `lead_steps` is the 95% interval of the lead of
+    """The transitions of one run: None for a curve without one. `lead_steps` is the 95% interval of the lead
+    of
     `lead_of[0]` over `lead_of[1]`, in steps; None where either has no transition."""
 
     prefix_matching: Transition | None
@@ -73,14 +81,16 @@ def phase_transition(
         seed: Of the bootstrap.
 
     Returns:
-        None when neither prefix matching nor order gain has a transition: the in-context-learning score alone also
+        None when neither prefix matching nor order gain has a transition: the in-context-learning score
+        alone also
         falls in models without induction (a one-layer model learns which tokens occur). None for fewer than 4
         checkpoints.
 
     Raises:
         ValueError: steps that do not rise, shapes that differ, a value that is not finite.
 
-    Source: Olsson et al. 2022, arXiv:2209.11895, for the curves. Differs: fitted, interval-censored, against a null.
+    Source: Olsson et al. 2022, arXiv:2209.11895, for the curves. Differs: fitted, interval-censored, against
+    a null.
     """
     curves = {
         "prefix_matching": (prefix_matching, True, ()),
@@ -108,17 +118,22 @@ def phase_transition(
 
 
 def _pair(found: dict[str, Transition | None]) -> tuple[str, str] | None:
-    """Prefix matching (else order gain) over the in-context-learning score; without the latter, over order gain."""
-    there = [name for name in ("prefix_matching", "order_gain", "in_context_learning") if found[name] is not None]
+    """Prefix matching (else order gain) over the in-context-learning score; without the latter, over order
+    gain."""
+    there = [
+        name for name in ("prefix_matching", "order_gain", "in_context_learning") if found[name] is not None
+    ]
     return (there[0], there[-1]) if len(there) > 1 else None
 
 
 def from_checkpoints(
     checkpoints: Sequence[CheckpointScores], *, n_bootstrap: int = 200, seed: int = 0
 ) -> PhaseTransition | None:
-    """`phase_transition` of a report's checkpoints, prefix matching of the unit that is strongest at the last one.
+    """`phase_transition` of a report's checkpoints, prefix matching of the unit that is strongest at the
+    last one.
 
-    The unit is fixed by the last checkpoint and followed back: the maximum over units at every checkpoint would rise
+    The unit is fixed by the last checkpoint and followed back: the maximum over units at every checkpoint
+    would rise
     with the number of units. A score that some checkpoint lacks is left out.
     """
     if len(checkpoints) < MIN_CHECKPOINTS:
@@ -149,7 +164,8 @@ def _same_unit(checkpoint: CheckpointScores, best: HeadScore) -> HeadScore | Non
 
 
 def _table(rows: list[tuple[float, ...] | None]) -> np.ndarray | None:
-    """[n n_sequences], or the means [n 1] where the checkpoints' samples differ in number; None where one lacks."""
+    """[n n_sequences], or the means [n 1] where the checkpoints' samples differ in number; None where one
+    lacks."""
     if not rows or any(row is None for row in rows):
         return None
     if len({len(row) for row in rows}) > 1:

@@ -12,7 +12,8 @@ from interp.report_sections import body, escaped, facts, figure, finding_block, 
 
 # The page may run what it holds and load nothing else, from anywhere.
 POLICY = (
-    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; font-src data:"
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: "
+    "blob:; font-src data:"
 )
 
 
@@ -33,7 +34,9 @@ def html_report(report: DetectionReport, *, title: str | None = None) -> str:
     return _page(heading, report.path, "".join(parts), figures)
 
 
-def summary_report(reports: Mapping[str, DetectionReport], *, title: str = "Induction heads, run by run") -> str:
+def summary_report(
+    reports: Mapping[str, DetectionReport], *, title: str = "Induction heads, run by run"
+) -> str:
     """One page of several runs: a table, the runs on one axis, and each run's own report folded below.
 
     Raises:
@@ -46,8 +49,8 @@ def summary_report(reports: Mapping[str, DetectionReport], *, title: str = "Indu
         _refuse_empty(report, name)
     placed = comparisons(figures, dict(reports))
     captions = {
-        "runs-prefix_matching": "<b>Prefix matching</b> of the unit that is strongest at the last checkpoint. "
-        "Diamonds: midpoints of transitions.",
+        "runs-prefix_matching": "<b>Prefix matching</b> of the unit that is strongest at the last "
+        "checkpoint. Diamonds: midpoints of transitions.",
         "runs-order_gain": "<b>Order gain</b>: what the order of repeated tokens is worth.",
         "runs-in_context_learning": "<b>ICL score</b>: late minus early loss, below 0 when context helps.",
     }
@@ -93,10 +96,16 @@ def _run_table(reports: Mapping[str, DetectionReport]) -> str:
         last, found = report.checkpoints[-1], report.phase_transition or {}
         best, n_found = strongest(last.heads, 1), len(report.induction_heads())
         unit = unit_name(best[0], with_reading=several_readings(last.heads)) if best else ""
-        cells = [escaped(name), escaped(", ".join(dict.fromkeys(report.mixers))), str(len(report.checkpoints))]
+        cells = [
+            escaped(name),
+            escaped(", ".join(dict.fromkeys(report.mixers))),
+            str(len(report.checkpoints)),
+        ]
         cells += [str(n_found), f"{escaped(unit)} <b>{number(best[0].prefix_matching)}</b>" if best else "–"]
         cells += [number(last.order_gain_nats), number(last.in_context_learning_nats)]
-        cells += [_onset(found.get(key), len(report.checkpoints)) for key in ("prefix_matching", "order_gain")]
+        cells += [
+            _onset(found.get(key), len(report.checkpoints)) for key in ("prefix_matching", "order_gain")
+        ]
         lead = found.get("lead_steps")
         cells.append("–" if lead is None else f"{number(lead[0], 0)} to {number(lead[1], 0)}")
         rows.append(("yes" if n_found else "", cells))

@@ -33,7 +33,8 @@ class FigureSet:
     figures: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def add(self, name: str, draw: Callable[..., go.Figure], **extra: Any) -> str:
-        """Draw in both modes and keep the light JSON and the difference; returns `name`. `extra` goes to the script."""
+        """Draw in both modes and keep the light JSON and the difference; returns `name`. `extra` goes to the
+        script."""
         light, dark = (json.loads(draw(mode=mode).to_json()) for mode in MODES)
         for figure in (light, dark):
             figure["layout"].pop("template", None)
@@ -47,9 +48,11 @@ class FigureSet:
 
 
 def difference(light: Any, dark: Any) -> Any:
-    """What to write over `light` to get `dark`: nested objects keyed by member or index, whole values at the ends.
+    """What to write over `light` to get `dark`: nested objects keyed by member or index, whole values at the
+    ends.
 
-    Both have the same members and lengths wherever they are containers; anything else is replaced whole. None: equal.
+    Both have the same members and lengths wherever they are containers; anything else is replaced whole.
+    None: equal.
     """
     if light == dark:
         return None
@@ -85,11 +88,15 @@ def matrices(figures: FigureSet, report: DetectionReport, prefix: str) -> dict[s
             there.append("offset_effect_nats")
         for score in there:
             name, options = f"{prefix}-{reading}-{score}", {"score": score, "reading": reading}
-            placed.setdefault(reading, []).append((score, _matrix(figures, report.checkpoints, name, options)))
+            placed.setdefault(reading, []).append(
+                (score, _matrix(figures, report.checkpoints, name, options))
+            )
     return placed
 
 
-def _matrix(figures: FigureSet, checkpoints: Sequence[CheckpointScores], name: str, options: dict[str, str]) -> str:
+def _matrix(
+    figures: FigureSet, checkpoints: Sequence[CheckpointScores], name: str, options: dict[str, str]
+) -> str:
     """A score matrix of the last checkpoint; what changes at the others goes to the script, in both modes."""
     light, dark = (score_frames(checkpoints, mode=mode, **options) for mode in MODES)
     frames = {"frames": light, "dark_frames": difference(light, dark)}
@@ -119,7 +126,10 @@ def losses(figures: FigureSet, report: DetectionReport, name: str) -> str | None
     rows = [checkpoint for checkpoint in report.checkpoints if checkpoint.loss_by_position_nats]
     if not rows:
         return None
-    values, steps = [checkpoint.loss_by_position_nats for checkpoint in rows], [checkpoint.step for checkpoint in rows]
+    values, steps = (
+        [checkpoint.loss_by_position_nats for checkpoint in rows],
+        [checkpoint.step for checkpoint in rows],
+    )
     return figures.add(name, _bound(loss_by_position, values, steps, positions=rows[-1].icl_positions))
 
 
@@ -142,7 +152,8 @@ def offsets(figures: FigureSet, report: DetectionReport, name: str) -> str | Non
 
 
 def cuts(figures: FigureSet, report: DetectionReport, name: str) -> str | None:
-    """Cost of cutting a unit's edges by offset, of the units whose cut costs most; None where none was cut."""
+    """Cost of cutting a unit's edges by offset, of the units whose cut costs most; None where none was
+    cut."""
     heads = [head for head in report.checkpoints[-1].heads if head.cut_by_offset_nats]
     if not heads:
         return None
@@ -155,7 +166,8 @@ def cuts(figures: FigureSet, report: DetectionReport, name: str) -> str | None:
 
 
 def comparisons(figures: FigureSet, reports: dict[str, DetectionReport]) -> list[str]:
-    """Ids of the figures that put several runs on one axis: strongest unit, order gain, in-context learning."""
+    """Ids of the figures that put several runs on one axis: strongest unit, order gain, in-context
+    learning."""
     series = {name: report for name, report in reports.items() if len(report.checkpoints) > 1}
     placed = []
     for key, quantity in (
@@ -167,7 +179,10 @@ def comparisons(figures: FigureSet, reports: dict[str, DetectionReport]) -> list
         curves = {name: curve for name, curve in curves.items() if len(curve[0]) > 1}
         if not curves:
             continue
-        middles = {name: ((series[name].phase_transition or {}).get(key) or {}).get("midpoint_step") for name in curves}
+        middles = {
+            name: ((series[name].phase_transition or {}).get(key) or {}).get("midpoint_step")
+            for name in curves
+        }
         y_range = (-0.03, 1.04) if key == "prefix_matching" and _within_one(curves) else None
         draw = _bound(run_comparison, curves, quantity=quantity, midpoints=middles, y_range=y_range)
         placed.append(figures.add(f"runs-{key}", draw))
@@ -179,7 +194,8 @@ def _within_one(curves: dict[str, tuple[list[int], list[float]]]) -> bool:
 
 
 def _curve(report: DetectionReport, key: str) -> tuple[list[int], list[float]]:
-    """Steps and values; prefix matching is that of the unit strongest at the last checkpoint, followed back."""
+    """Steps and values; prefix matching is that of the unit strongest at the last checkpoint, followed
+    back."""
     if key != "prefix_matching":
         rows = [(c.step, getattr(c, f"{key}_nats")) for c in report.checkpoints]
         rows = [(step, value) for step, value in rows if value is not None]

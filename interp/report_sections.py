@@ -1,4 +1,5 @@
-"""The parts of a report page as HTML. Every text that comes from a model, a file or a name is escaped here."""
+"""The parts of a report page as HTML. Every text that comes from a model, a file or a name is escaped
+here."""
 
 import html
 import json
@@ -27,7 +28,8 @@ def escaped(text: object) -> str:
 
 
 def figure(name: str, run: str, caption: str, *, heading: str = "", wide: bool = False) -> str:
-    """A place that the script draws figure `name` into; `caption` is HTML, `wide` takes a grid's whole row."""
+    """A place that the script draws figure `name` into; `caption` is HTML, `wide` takes a grid's whole
+    row."""
     text = f"<figcaption>{caption}</figcaption>" if caption else ""
     above = f"<h4>{escaped(heading)}</h4>" if heading else ""
     place = f'<div class="plot" id="{escaped(name)}" data-run="{escaped(run)}"></div>'
@@ -38,7 +40,8 @@ def table(head: Sequence[str], body: Iterable[tuple[str, Sequence[str]]]) -> str
     """A table of HTML cells; each row is (class, cells)."""
     columns = "".join(f"<th>{cell}</th>" for cell in head)
     rows = "".join(
-        f'<tr class="{name}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>" for name, cells in body
+        f'<tr class="{name}">' + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
+        for name, cells in body
     )
     return f'<div class="scroll"><table><thead><tr>{columns}</tr></thead><tbody>{rows}</tbody></table></div>'
 
@@ -57,17 +60,23 @@ def facts(report: DetectionReport) -> str:
     """What was measured, on what."""
     probe, last = report.probe, report.checkpoints[-1]
     steps = [checkpoint.step for checkpoint in report.checkpoints]
-    series = f"{len(steps)}, steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"1, step {steps[0]:,}"
+    series = (
+        f"{len(steps)}, steps {steps[0]:,} to {steps[-1]:,}" if len(steps) > 1 else f"1, step {steps[0]:,}"
+    )
     counts: dict[str, int] = {}
     for mixer in report.mixers:
         counts[mixer] = counts.get(mixer, 0) + 1
     normalisations = sorted({f"{head.reading}: {head.normalisation}" for head in last.heads})
     bos = "no BOS" if probe.bos is None else f"BOS {probe.bos}"
     rows = {
-        "Layers and mixers": f"{report.n_layers}: " + ", ".join(f"{n} × {mixer}" for mixer, n in counts.items()),
+        "Layers and mixers": f"{report.n_layers}: "
+        + ", ".join(f"{n} × {mixer}" for mixer, n in counts.items()),
         "Checkpoints": series,
         "Score probe": f"{probe.n_sequences} sequences, {probe.period} tokens × {probe.repeats}, {bos}",
-        "Loss probe": f"{probe.loss_period} tokens × {probe.loss_repeats}, {probe.d_candidates:,} candidate tokens",
+        "Loss probe": (
+            f"{probe.loss_period} tokens × {probe.loss_repeats}, {probe.d_candidates:,} "
+            f"candidate tokens"
+        ),
         "Aggregation, seed": f"{probe.aggregation}, seed {probe.seed}",
         "Normalisation": "; ".join(normalisations) or "–",
         "Order gain": f"{number(last.order_gain_nats)} nats",
@@ -76,7 +85,9 @@ def facts(report: DetectionReport) -> str:
         "Text": report.text or "–",
         "Versions": ", ".join(f"{name} {version}" for name, version in report.versions.items()) or "–",
     }
-    cells = "".join(f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>" for name, text in rows.items())
+    cells = "".join(
+        f"<div><dt>{escaped(name)}</dt><dd>{escaped(text)}</dd></div>" for name, text in rows.items()
+    )
     return f'<dl class="facts">{cells}</dl>'
 
 
@@ -86,8 +97,10 @@ def phase_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
         return ""
     found = report.phase_transition
     caption = (
-        "Units are named by layer and head; ● marks an induction head; grey lines are the other units. Dotted: chance, "
-        "and 0 nats. Bands around lines: one standard error. Step 0 stands at the left end of the logarithmic axis."
+        "Units are named by layer and head; ● marks an induction head; grey lines are the other "
+        "units. Dotted: chance, "
+        "and 0 nats. Bands around lines: one standard error. Step 0 stands at the left end of the "
+        "logarithmic axis."
         + (" Shaded: 95% interval of the onset; dashed: midpoint." if found else "")
         + " Click a point to show its checkpoint below."
     )
@@ -116,7 +129,16 @@ def transition_table(report: DetectionReport) -> str:
         cells = [_between(curve["onset_step"]), _between(curve.get("onset_interval")), midpoint]
         cells += [_between(curve.get("midpoint_interval")), width, number(curve.get("change")), model]
         rows.append(("", [name, *cells[:-1], cells[-1] + ("" if support is None else f", {support:.0%}")]))
-    head = ["curve", "onset between", "95%", "midpoint", "95%", "width 10–90%", "change", "model, bootstrap support"]
+    head = [
+        "curve",
+        "onset between",
+        "95%",
+        "midpoint",
+        "95%",
+        "width 10–90%",
+        "change",
+        "model, bootstrap support",
+    ]
     method = f'<p class="lede" style="margin-top:12px">Method: {escaped(found.get("method", ""))}.</p>'
     return table(head, rows) + f"<details><summary>How transitions are found</summary>{method}</details>"
 
@@ -160,14 +182,17 @@ def map_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
             figure(
                 name,
                 run,
-                f"<b>{escaped(unit_name(picture, with_reading=with_reading))}</b> at step {picture.step:,}, reading "
+                f"<b>{escaped(unit_name(picture, with_reading=with_reading))}</b> at step "
+                f"{picture.step:,}, reading "
                 f"{escaped(picture.reading)}, normalisation {escaped(picture.normalisation)}.",
                 wide=MOST_SMALL < len(picture.tokens) <= MOST_LABELS,
             )
         )
     about = (
-        "What each destination (row) reads from each source (column). Outlines are the induction targets: the tokens "
-        "that followed earlier copies of the destination's token. Point at a cell for both tokens and the value."
+        "What each destination (row) reads from each source (column). Outlines are the induction "
+        "targets: the tokens "
+        "that followed earlier copies of the destination's token. Point at a cell for both tokens and "
+        "the value."
     )
     return f'<h2>Attention maps</h2><p class="lede">{about}</p><div class="grid wide">{"".join(parts)}</div>'
 
@@ -176,13 +201,19 @@ def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
     """Loss by position, weight by offset and cost of cuts by offset, where measured."""
     parts = []
     if (name := losses(figures, report, f"{run}-losses")) is not None:
-        parts.append(figure(name, run, "<b>Loss by position</b>, mean over the windows, one line a checkpoint."))
+        parts.append(
+            figure(name, run, "<b>Loss by position</b>, mean over the windows, one line a checkpoint.")
+        )
     if (name := offsets(figures, report, f"{run}-offsets")) is not None:
-        text = "<b>Weight by offset</b> from the earlier copy: +1 is the textbook induction target; dotted: chance."
+        text = (
+            "<b>Weight by offset</b> from the earlier copy: +1 is the textbook induction target; "
+            "dotted: chance."
+        )
         parts.append(figure(name, run, text))
     if (name := cuts(figures, report, f"{run}-cuts")) is not None:
         text = (
-            "<b>Causal offset profile</b>: what the predicted tokens lose when a unit's edges at an offset from the "
+            "<b>Causal offset profile</b>: what the predicted tokens lose when a unit's edges at an "
+            "offset from the "
             "earlier copy are cut; dotted: as many random edges."
         )
         parts.append(figure(name, run, text))
@@ -210,13 +241,17 @@ def head_table(report: DetectionReport) -> str:
     at = f"Step {report.checkpoints[-1].step:,}, strongest first; ± one standard error over sequences."
     rest = ""
     if len(rows) > N_HEADS_SHOWN:
-        rest = f"<details><summary>All {len(rows)} units</summary>{table(head, rows[N_HEADS_SHOWN:])}</details>"
+        rest = (
+            f"<details><summary>All {len(rows)} units</summary>{table(head, rows[N_HEADS_SHOWN:])}</details>"
+        )
     return f'<h2>Units</h2><p class="lede">{at}</p>{shown}{rest}'
 
 
 def _head_row(unit: HeadScore, with_reading: bool) -> tuple[str, list[str]]:
     def with_error(value: float | None, error: float | None) -> str:
-        return number(value) + ("" if value is None or error is None else f' <span class="se">± {error:.3f}</span>')
+        return number(value) + (
+            "" if value is None or error is None else f' <span class="se">± {error:.3f}</span>'
+        )
 
     return "yes" if unit.is_induction else "", [
         escaped(unit_name(unit, with_reading=with_reading)),

@@ -12,7 +12,9 @@ TERMS = {
         "how much it raises the token it reads, against all tokens of the sequence. 4r − 1 in [−1, 1]; a "
         "token raised alone gives 1."
     ),
-    "Copying (logit)": ("The same for whole head outputs on tokens that do not repeat, weighted by attention."),
+    "Copying (logit)": (
+        "The same for whole head outputs on tokens that do not repeat, weighted by attention."
+    ),
     "Copying (eigenvalue)": (
         "Sum of the real parts of the eigenvalues of the output-value circuit from token to token, over the "
         "sum of their absolute values; in [−1, 1], 0 for random matrices."
@@ -22,7 +24,8 @@ TERMS = {
         "(nats). It is 0 for a model that only learns which tokens occur."
     ),
     "ICL score": (
-        "Loss late in the sequence minus loss early (nats); below 0 when context helps. Not all of it is induction."
+        "Loss late in the sequence minus loss early (nats); below 0 when context helps. Not all of it "
+        "is induction."
     ),
     "Readings": (
         "pattern: the attention matrix that makes the output. ssm: the implied attention of a state-space "

@@ -27,7 +27,8 @@ def steps_between(interval: tuple[float, float] | list[float]) -> str:
 
 
 def heads_sentence(report: DetectionReport) -> str:
-    """How many induction heads the last checkpoint has, and the strongest; or the strongest unit that is none."""
+    """How many induction heads the last checkpoint has, and the strongest; or the strongest unit that is
+    none."""
     last = report.checkpoints[-1]
     if not last.heads:
         return "No head was scored."
@@ -38,9 +39,13 @@ def heads_sentence(report: DetectionReport) -> str:
         best = max(last.heads, key=lambda head: head.prefix_matching)
         name, score = unit_name(best, with_reading=with_reading), signed(best.prefix_matching)
         chance = signed(best.prefix_matching_chance)
-        return f"No induction head{at}: the strongest unit, {name}, has prefix matching {score} (chance {chance})."
+        return (
+            f"No induction head{at}: the strongest unit, {name}, has prefix matching {score} "
+            f"(chance {chance})."
+        )
     named = [
-        f"{unit_name(head, with_reading=with_reading)} ({signed(head.prefix_matching)})" for head in found[:MOST_NAMED]
+        f"{unit_name(head, with_reading=with_reading)} ({signed(head.prefix_matching)})"
+        for head in found[:MOST_NAMED]
     ]
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     kind = "induction head" if len(found) == 1 else "induction heads"
@@ -69,7 +74,10 @@ def transition_sentences(report: DetectionReport) -> list[str]:
         return []
     found = report.phase_transition
     if found is None:
-        return ["No phase transition: neither prefix matching nor the order gain has a step beyond noise and drift."]
+        return [
+            "No phase transition: neither prefix matching nor the order gain has a step beyond noise "
+            "and drift."
+        ]
     there = [(name, found[key]["onset_step"]) for key, name in CURVES.items() if found.get(key) is not None]
     (name, interval), *others = there
     parts = [f"{name[0].upper()}{name[1:]} sets in between {steps_between(interval)}"]

@@ -31,7 +31,8 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 class Checkpoint:
     """A checkpoint that is not loaded yet.
 
-    `open` loads it: in a series into the model of the checkpoint that was opened before, whose subject then reads
+    `open` loads it: in a series into the model of the checkpoint that was opened before, whose subject then
+    reads
     the new weights. `weight_files` are what its identity is hashed from, unless `identity` computes it.
     """
 
@@ -194,7 +195,8 @@ def _series(path: Path, device: str, bos: int | None | str) -> Source:
 
 @dataclass(kw_only=True)
 class _Loader:
-    """Loads checkpoints of one configuration, all into one model: building it takes longer than scoring it."""
+    """Loads checkpoints of one configuration, all into one model: building it takes longer than scoring
+    it."""
 
     device: str
     model: Any = None

@@ -1,6 +1,7 @@
 """One curve's transition over checkpoints: onset, midpoint, width, their bootstrap intervals, and leads.
 
-The decision and the places come from interp.transition_fit; here they get seeds, samples, censoring and intervals.
+The decision and the places come from interp.transition_fit; here they get seeds, samples, censoring and
+intervals.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,17 @@ NOISE_SHARE = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class Transition:
-    """One curve's transition. Steps are optimiser steps; `*_interval` are 95% bootstrap intervals over the draws
-    that are called a transition too (None: no samples, or no such draw); `support` is the share of those draws.
+    """One curve's transition. Steps are optimiser steps; `*_interval` are 95% bootstrap intervals over the
+    draws
+    that are called a transition too (None: no samples, or no such draw); `support` is the share of those
+    draws.
 
-    `onset_step` are the two consecutive checkpoints that the onset lies between ([0, first] when it was already past
-    at the first one). `change` is the fitted change between the first and the last checkpoint, in the curve's own unit;
-    `complete` is False while more than a tenth of the change falls into the last checkpoint interval: midpoint and
+    `onset_step` are the two consecutive checkpoints that the onset lies between ([0, first] when it was
+    already past
+    at the first one). `change` is the fitted change between the first and the last checkpoint, in the
+    curve's own unit;
+    `complete` is False while more than a tenth of the change falls into the last checkpoint interval:
+    midpoint and
     width then describe the run so far.
     """
 
@@ -66,8 +72,10 @@ def fit_transition(
 ) -> Transition | None:
     """The transition of one curve, or None.
 
-    A transition beats every threshold-free curve by BIC and the noise margin, changes by at least `min_change` in the
-    stated direction, and is sharper in log-step than exponential relaxation (10-90 ratio 21.9). With a seeds axis
+    A transition beats every threshold-free curve by BIC and the noise margin, changes by at least
+    `min_change` in the
+    stated direction, and is sharper in log-step than exponential relaxation (10-90 ratio 21.9). With a seeds
+    axis
     more than half of the seeds must have one, and places are geometric means over those that do.
 
     Args:
@@ -75,7 +83,8 @@ def fit_transition(
         values: [n], [n n_sequences] or [seed n n_sequences]; the same sequences at every step.
         min_change: Smallest change called a transition, in the unit of `values`.
         rising: Direction of the change; a change the other way is none.
-        onset_thresholds: Absolute onsets: the first is `onset_step`, the second `later_onset_step`. Empty: the 10%
+        onset_thresholds: Absolute onsets: the first is `onset_step`, the second `later_onset_step`. Empty:
+        the 10%
             point of the fit. A first threshold that is never crossed also falls back to the 10% point.
         n_bootstrap: Draws; 0 or a single sequence gives no intervals.
         seed: Of the bootstrap.
@@ -116,9 +125,11 @@ def fit_transition(
 
 
 def lead(first: Transition, second: Transition) -> tuple[float, float]:
-    """95% interval, in steps, of how much earlier `first` sets in than `second` (positive: `first` is earlier).
+    """95% interval, in steps, of how much earlier `first` sets in than `second` (positive: `first` is
+    earlier).
 
-    In each bootstrap draw either onset is known up to its pair of checkpoints, so the draw's lead is an interval too;
+    In each bootstrap draw either onset is known up to its pair of checkpoints, so the draw's lead is an
+    interval too;
     the result covers 95% of the draws with both of its ends.
     """
     a, b = first.onset_draws, second.onset_draws
@@ -133,19 +144,30 @@ def lead(first: Transition, second: Transition) -> tuple[float, float]:
 
 def _checked(steps: Any, values: Any, name: str) -> tuple[StepAxis, Float[np.ndarray, "seed n sequence"]]:
     grid, data = np.asarray(steps), np.asarray(values, dtype=np.float64)
-    if grid.ndim != 1 or grid.size == 0 or (np.diff(grid) <= 0).any() or grid[0] < 0 or (grid != np.round(grid)).any():
-        raise ValueError(f"steps must be whole numbers from 0 up, each above the one before; got {grid.tolist()}")
+    if (
+        grid.ndim != 1
+        or grid.size == 0
+        or (np.diff(grid) <= 0).any()
+        or grid[0] < 0
+        or (grid != np.round(grid)).any()
+    ):
+        raise ValueError(
+            f"steps must be whole numbers from 0 up, each above the one before; got {grid.tolist()}"
+        )
     if data.ndim == 1:
         data = data[:, None]
     if data.ndim == 2:
         data = data[None]
     if data.ndim != 3 or data.shape[1] != grid.size or 0 in data.shape:
         shape = tuple(np.shape(values))
-        raise ValueError(f"{name} has shape {shape}; accepted: [n], [n sequence] or [seed n sequence], n = {grid.size}")
+        raise ValueError(
+            f"{name} has shape {shape}; accepted: [n], [n sequence] or [seed n sequence], n = {grid.size}"
+        )
     if not np.isfinite(data).all():
         seed, row, column = np.argwhere(~np.isfinite(data))[0]
         raise ValueError(
-            f"{name} holds {data[seed, row, column]} at step {int(grid[row])}, sequence {column}; values must be finite"
+            f"{name} holds {data[seed, row, column]} at step {int(grid[row])}, sequence {column}; "
+            f"values must be finite"
         )
     return StepAxis(steps=tuple(int(step) for step in grid)), data
 
@@ -157,7 +179,8 @@ def _decide(fitted: Fit, margins: np.ndarray | float, min_change: float) -> np.n
 
 
 def _bootstrap(data: np.ndarray, n_bootstrap: int, seed: int) -> Float[np.ndarray, "draw seed n"]:
-    """Mean curves of draws that resample seeds, then sequences within each drawn seed; [0 seed n] without samples.
+    """Mean curves of draws that resample seeds, then sequences within each drawn seed; [0 seed n] without
+    samples.
 
     Seeds are drawn first, so that curves of the same runs get the same seeds in the same draw.
     """
@@ -187,8 +210,11 @@ def _bracket(axis: StepAxis, curves: np.ndarray, threshold: float | None) -> tup
 
 
 def _crossing_edges(axis: StepAxis, curves: np.ndarray, threshold: float) -> Float[np.ndarray, "curve two=2"]:
-    """The last checkpoint before and the first after each curve's crossing; infinite where it never crosses."""
-    index = np.concatenate([crossing(curves[i : i + 64], threshold) for i in range(0, len(curves), 64)]).astype(int)
+    """The last checkpoint before and the first after each curve's crossing; infinite where it never
+    crosses."""
+    index = np.concatenate(
+        [crossing(curves[i : i + 64], threshold) for i in range(0, len(curves), 64)]
+    ).astype(int)
     grid = np.concatenate([[0.0], axis.steps, [np.inf]])
     edges = np.stack([grid[index], grid[index + 1]], axis=1)
     edges[index == len(axis.steps)] = np.inf
@@ -196,11 +222,15 @@ def _crossing_edges(axis: StepAxis, curves: np.ndarray, threshold: float) -> Flo
 
 
 def _around(axis: StepAxis, step: float) -> tuple[float, float]:
-    low = int(np.clip(np.searchsorted(axis.steps, step * (1 + 1e-9), side="right") - 1, 0, len(axis.steps) - 2))
+    low = int(
+        np.clip(np.searchsorted(axis.steps, step * (1 + 1e-9), side="right") - 1, 0, len(axis.steps) - 2)
+    )
     return float(axis.steps[low]), float(axis.steps[low + 1])
 
 
-def _places(axis: StepAxis, curves: np.ndarray, points: np.ndarray, threshold: float | None) -> dict[str, Any]:
+def _places(
+    axis: StepAxis, curves: np.ndarray, points: np.ndarray, threshold: float | None
+) -> dict[str, Any]:
     """Onset, midpoint, width and completeness of the curves that have a transition."""
     ten, fifty, ninety = axis.to_step(points.mean(axis=0))
     onset = _around(axis, float(ten)) if threshold is None else _bracket(axis, curves, threshold)
@@ -215,7 +245,8 @@ def _places(axis: StepAxis, curves: np.ndarray, points: np.ndarray, threshold: f
 def _intervals(
     axis: StepAxis, draws: np.ndarray, limits: tuple[float, float], threshold: float | None
 ) -> dict[str, Any]:
-    """95% intervals of onset, midpoint and width over the draws, their onsets, and the share with a transition."""
+    """95% intervals of onset, midpoint and width over the draws, their onsets, and the share with a
+    transition."""
     n_draws, n_seeds, n = draws.shape
     if n_draws == 0:
         nothing = {"onset_interval": None, "midpoint_interval": None, "width_interval": None, "support": None}

@@ -1,8 +1,11 @@
 """Is there a step in this curve? One-shape models y = a + b g(x) in log-step, fitted to many curves at once.
 
-A curve is compared with shapes on a fixed grid. For one shape the best a and b are linear least squares, so the
-residual of every shape for every curve is one matrix product; no iterative optimiser runs. Shapes with a threshold
-(a four-parameter logistic, and a level-ramp-level continuous piecewise-linear curve) stand against shapes without
+A curve is compared with shapes on a fixed grid. For one shape the best a and b are linear least squares, so
+the
+residual of every shape for every curve is one matrix product; no iterative optimiser runs. Shapes with a
+threshold
+(a four-parameter logistic, and a level-ramp-level continuous piecewise-linear curve) stand against shapes
+without
 one (constant; straight in log-step; exponential relaxation from step 0, which includes straight in step).
 """
 
@@ -26,7 +29,8 @@ FALSE_POSITIVE_RATE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class StepAxis:
-    """Checkpoint steps on a logarithmic axis; step 0 stands one median log spacing before the first positive step."""
+    """Checkpoint steps on a logarithmic axis; step 0 stands one median log spacing before the first positive
+    step."""
 
     steps: tuple[int, ...]
 
@@ -41,7 +45,8 @@ class StepAxis:
         return np.concatenate([[positive[0] - gap], positive])
 
     def to_step(self, position: Float[np.ndarray, "*any"]) -> Float[np.ndarray, "*any"]:
-        """Steps at positions on the axis: exponential between positive checkpoints, straight from 0 to the first."""
+        """Steps at positions on the axis: exponential between positive checkpoints, straight from 0 to the
+        first."""
         position = np.asarray(position, dtype=np.float64)
         steps = np.exp(position)
         if self.steps[0] > 0:
@@ -53,8 +58,10 @@ class StepAxis:
 
 @dataclass(frozen=True, kw_only=True)
 class Shapes:
-    """A grid of shapes: `unit` [shape n] centred and of unit norm, `rise` [shape] what norm 1 amounts to between the
-    first and the last checkpoint, `points` [shape 3] where 10, 50 and 90% of that rise are reached (log-step)."""
+    """A grid of shapes: `unit` [shape n] centred and of unit norm, `rise` [shape] what norm 1 amounts to
+    between the
+    first and the last checkpoint, `points` [shape 3] where 10, 50 and 90% of that rise are reached
+    (log-step)."""
 
     unit: Float[np.ndarray, "shape n"]
     rise: Float[np.ndarray, " shape"]
@@ -64,7 +71,8 @@ class Shapes:
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """The best shape with a threshold for each curve, how far its BIC is below the best without one (`gain_bic`), and
+    """The best shape with a threshold for each curve, how far its BIC is below the best without one
+    (`gain_bic`), and
     that one: its values and the standard deviation around it."""
 
     change: Float[np.ndarray, " curve"]
@@ -76,7 +84,8 @@ class Fit:
 
 
 def _logistic(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Logistic curves [shape n] over centres and scales, and their within-window 10/50/90% points [shape 3]."""
+    """Logistic curves [shape n] over centres and scales, and their within-window 10/50/90% points [shape
+    3]."""
     n = x.size
     inside = np.interp(np.linspace(0, n - 1, min(6 * (n - 1) + 1, 181)), np.arange(n), x)
     centres = np.concatenate([inside, x[-1] + np.linspace(0.1, 2.0, 12)])
@@ -100,7 +109,8 @@ def _ramp(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _without_threshold(x: np.ndarray, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Shapes that only drift [shape n] and their parameter counts: x, the step itself, and 1 - exp(-step/tau).
+    """Shapes that only drift [shape n] and their parameter counts: x, the step itself, and 1 -
+    exp(-step/tau).
 
     Rates too fast for the second checkpoint to show the relaxation are left out: those are steps.
     """
@@ -119,13 +129,17 @@ def _unit(curves: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 @functools.lru_cache(maxsize=8)
 def _shapes(steps: tuple[int, ...]) -> tuple[Shapes, np.ndarray, np.ndarray]:
-    """Shapes with a threshold, and the drifts [shape n] with their parameter counts, for one checkpoint grid."""
+    """Shapes with a threshold, and the drifts [shape n] with their parameter counts, for one checkpoint
+    grid."""
     x = StepAxis(steps=steps).positions
     (logistic, at_logistic), (ramp, at_ramp) = _logistic(x), _ramp(x)
     curves, points = np.vstack([logistic, ramp]), np.vstack([at_logistic, at_ramp])
     unit, kept = _unit(curves)
     shapes = Shapes(
-        unit=unit, rise=unit[:, -1] - unit[:, 0], points=points[kept], n_logistic=int(kept[: len(logistic)].sum())
+        unit=unit,
+        rise=unit[:, -1] - unit[:, 0],
+        points=points[kept],
+        n_logistic=int(kept[: len(logistic)].sum()),
     )
     drift, counts = _without_threshold(x, np.asarray(steps, dtype=np.float64))
     drift_unit, drift_kept = _unit(drift)
@@ -141,7 +155,9 @@ def fit(steps: tuple[int, ...], curves: Float[np.ndarray, "curve n"], *, noise: 
         noise: Standard deviation of the pseudo-observations in every residual, in the curves' unit.
     """
     parts = [_fit_block(steps, curves[i : i + 256], noise) for i in range(0, len(curves), 256)]
-    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in Fit.__dataclass_fields__}
+    joined = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in Fit.__dataclass_fields__
+    }
     return Fit(**joined)
 
 
@@ -179,10 +195,13 @@ def _fit_block(steps: tuple[int, ...], curves: np.ndarray, noise: float) -> Fit:
 
 
 def margin(steps: tuple[int, ...], fitted: Fit, *, noise: float) -> Float[np.ndarray, " curve"]:
-    """How far below a drift's BIC a threshold's must be, so that the drift with white noise passes 1 time in 100.
+    """How far below a drift's BIC a threshold's must be, so that the drift with white noise passes 1 time in
+    100.
 
-    BIC alone passes noise more often, because the place of the step is searched for. Each curve's own best drift and
-    the noise around it are simulated on the same steps with the same fit (500 series, fixed seed). Below 8 checkpoints
+    BIC alone passes noise more often, because the place of the step is searched for. Each curve's own best
+    drift and
+    the noise around it are simulated on the same steps with the same fit (500 series, fixed seed). Below 8
+    checkpoints
     the noise cannot be measured and is taken to be `noise`.
     """
     rng = np.random.default_rng(20220924)
@@ -197,16 +216,19 @@ def margin(steps: tuple[int, ...], fitted: Fit, *, noise: float) -> Float[np.nda
 
 
 def crossing(curves: Float[np.ndarray, "curve n"], threshold: float) -> Float[np.ndarray, " curve"]:
-    """Index of the first checkpoint at which a rising curve has crossed `threshold` for good; n where it never has.
+    """Index of the first checkpoint at which a rising curve has crossed `threshold` for good; n where it
+    never has.
 
-    Read on the monotone (isotonic least-squares) regression of the curve, so that a single high point is no crossing.
+    Read on the monotone (isotonic least-squares) regression of the curve, so that a single high point is no
+    crossing.
     """
     n = curves.shape[1]
     sums = np.concatenate([np.zeros((len(curves), 1)), np.cumsum(curves, axis=1)], axis=1)
     start, stop = np.arange(n)[:, None], np.arange(n)[None, :]
     mean = (sums[:, None, 1:] - sums[:, :-1, None]) / np.maximum(stop - start + 1, 1)
     mean = np.where(stop >= start, mean, np.inf)
-    # [curve start i]: the lowest mean over blocks start..k with k >= i; the highest over start <= i is the regression.
+    # [curve start i]: the lowest mean over blocks start..k with k >= i; the highest over start <= i is the
+    # regression.
     lowest = np.minimum.accumulate(mean[:, :, ::-1], axis=2)[:, :, ::-1]
     monotone = np.where(stop >= start, lowest, -np.inf).max(axis=1)
     above = monotone >= threshold

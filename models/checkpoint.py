@@ -97,7 +97,8 @@ def load_model(
 def load_weights(folder: str | Path, model: nn.Module) -> None:
     """Replace a model's weights by those of another checkpoint of the same configuration, in place.
 
-    Quicker than `load_model` on a series, where only the weights differ. The model keeps its device, its dtype
+    Quicker than `load_model` on a series, where only the weights differ. The model keeps its device, its
+    dtype
     and its tokenizer; on an error it keeps its weights too.
 
     Raises:

@@ -5,7 +5,30 @@ import numpy as np
 from interp.phase_transition import from_checkpoints
 from interp.records import AttentionMap, CheckpointScores, DetectionReport, HeadScore, ProbeRecord
 
-STEPS = (0, 10, 20, 40, 60, 80, 100, 125, 150, 175, 200, 225, 250, 300, 350, 400, 500, 600, 800, 1000, 1500, 2000)
+STEPS = (
+    0,
+    10,
+    20,
+    40,
+    60,
+    80,
+    100,
+    125,
+    150,
+    175,
+    200,
+    225,
+    250,
+    300,
+    350,
+    400,
+    500,
+    600,
+    800,
+    1000,
+    1500,
+    2000,
+)
 NASTY = (
     "<script>alert(1)</script>",
     "&amp;",
@@ -28,7 +51,9 @@ def sigmoid(step, midpoint, scale=0.2):
     return 1 / (1 + np.exp(-(np.log(max(step, 1)) - np.log(midpoint)) / scale))
 
 
-def head_score(layer, head, prefix, rng, *, reading="pattern", unit="head", mixer="softmax", previous=0.05, edge=0.0):
+def head_score(
+    layer, head, prefix, rng, *, reading="pattern", unit="head", mixer="softmax", previous=0.05, edge=0.0
+):
     samples = prefix + 0.02 * rng.standard_normal(16)
     mean = float(samples.mean())
     return HeadScore(
@@ -77,7 +102,13 @@ def heads_at(step, rng, mixer, n_heads):
             for reading in readings:
                 unit = "layer" if mixer == "mamba1" else "head"
                 scaled = prefix if reading != "ssm" else 0.05 + 0.4 * (prefix - 0.04)
-                options = {"reading": reading, "unit": unit, "mixer": mixer, "previous": previous, "edge": edge}
+                options = {
+                    "reading": reading,
+                    "unit": unit,
+                    "mixer": mixer,
+                    "previous": previous,
+                    "edge": edge,
+                }
                 found.append(head_score(layer, head, scaled, rng, **options))
     return tuple(found)
 
@@ -96,9 +127,17 @@ def attention(tokens, rng, *, signed=False, strength=0.8):
 
 
 def report(
-    *, mixer="softmax", steps=STEPS, n_heads=4, transition=True, nasty=False, path="runs/segment-copy-softmax", n=24
+    *,
+    mixer="softmax",
+    steps=STEPS,
+    n_heads=4,
+    transition=True,
+    nasty=False,
+    path="runs/segment-copy-softmax",
+    n=24,
 ):
-    """A series (or one checkpoint) of a two-layer model whose head L1H0 becomes an induction head around step 260."""
+    """A series (or one checkpoint) of a two-layer model whose head L1H0 becomes an induction head around
+    step 260."""
     rng = np.random.default_rng(0)
     checkpoints = []
     for step in steps:
@@ -108,7 +147,10 @@ def report(
         windows = learning + 0.3 * rng.standard_normal(32)
         positions = np.arange(128)
         loss = (
-            4.2 - 1.4 * sigmoid(step, 60, 0.8) + (learning * 2) * (1 - np.exp(-positions / 30)) + 0.05 * rng.random(128)
+            4.2
+            - 1.4 * sigmoid(step, 60, 0.8)
+            + (learning * 2) * (1 - np.exp(-positions / 30))
+            + 0.05 * rng.random(128)
         )
         checkpoints.append(
             CheckpointScores(
@@ -130,7 +172,11 @@ def report(
             )
         )
     found = from_checkpoints(checkpoints)
-    words = NASTY if nasty else tuple("Ġthe cat sat on a mat and then it slept , while the".replace("Ġ", " ").split())
+    words = (
+        NASTY
+        if nasty
+        else tuple("Ġthe cat sat on a mat and then it slept , while the".replace("Ġ", " ").split())
+    )
     tokens = tuple(words[i % 12] for i in range(n)) if not nasty else words * 2
     pictures = [(0, 1, False), (1, 0, mixer != "softmax"), (1, 2, False)]
     maps = tuple(
@@ -147,7 +193,14 @@ def report(
         for layer, head, signed in pictures
     )
     probe = ProbeRecord(
-        period=25, repeats=4, n_sequences=16, seed=0, bos=None, loss_period=50, loss_repeats=2, d_candidates=60
+        period=25,
+        repeats=4,
+        n_sequences=16,
+        seed=0,
+        bos=None,
+        loss_period=50,
+        loss_repeats=2,
+        d_candidates=60,
     )
     return DetectionReport(
         path=path,

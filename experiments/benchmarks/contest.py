@@ -1,4 +1,5 @@
-"""Timing several contenders side by side: interleaved rounds, medians, and the peak memory of each in a process of its own."""
+"""Timing several contenders side by side: interleaved rounds, medians, and the peak memory of each in a
+process of its own."""
 
 import gc
 import json
@@ -21,7 +22,8 @@ PACKAGES = ("torch", "transformers", "transformer-lens", "numpy")
 def interleaved_medians(
     contenders: dict[str, Callable[[], object]], *, rounds: int, warm_up: int = 1
 ) -> dict[str, float]:
-    """Median seconds of one call of each contender; each round calls all of them once, so that drift hits all alike."""
+    """Median seconds of one call of each contender; each round calls all of them once, so that drift hits
+    all alike."""
     for _ in range(warm_up):
         for call in contenders.values():
             call()
@@ -58,12 +60,17 @@ def machine() -> str:
     """What the numbers were measured on, in words; no name of a host."""
     import torch
 
-    return f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, {platform.system()}"
+    return (
+        f"{platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} torch threads, "
+        f"{platform.system()}"
+    )
 
 
 def versions() -> str:
     """Python and the packages that matter here."""
-    return ", ".join([f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)])
+    return ", ".join(
+        [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in PACKAGES)]
+    )
 
 
 def write_results(name: str, title: str, table: str, notes: str) -> Path:

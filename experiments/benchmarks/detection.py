@@ -1,8 +1,10 @@
 """Detection over a series of checkpoints against the same scores from TransformerLens's `run_with_cache`.
 
-Both read the same weights (ours as checkpoints of this project, the peer's as Hugging Face folders of the same numbers),
+Both read the same weights (ours as checkpoints of this project, the peer's as Hugging Face folders of the
+same numbers),
 the same probe and the same text windows, and their scores are compared. The peer caches the activations of
-TransformerBridge and reduces them layer by layer, all heads at once; it boots a bridge for every checkpoint, as one does
+TransformerBridge and reduces them layer by layer, all heads at once; it boots a bridge for every checkpoint,
+as one does
 for a series on the hub, or loads each checkpoint's weights into one bridge.
 
     python -m experiments.benchmarks.detection [--checkpoints N] [--rounds N]
@@ -243,7 +245,8 @@ def main(argv: list[str] | None = None) -> int:
     header = ["contender", "seconds", "ours is quicker by", "largest difference of a number", "peak MiB"]
     table = markdown_table(header, rows)
     notes = (
-        f"{options.checkpoints} checkpoints of the demo's softmax model (as a Llama for the peer),  {N_LAYERS} layers, {N_HEADS} heads, width "
+        f"{options.checkpoints} checkpoints of the demo's softmax model (as a Llama for the peer),  "
+        f"{N_LAYERS} layers, {N_HEADS} heads, width "
         f"{D_MODEL}, vocabulary "
         f"{D_VOCAB}, context {SEQ}; goal {GOAL:.0f}x. Compared numbers: "
         f"{', '.join((*SCORES, *LOSSES))}. Ours computes "

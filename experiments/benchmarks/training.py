@@ -1,6 +1,7 @@
 """One training step of our models against the Hugging Face module of the same shape, side by side on the CPU.
 
-Forward, backward and AdamW step, float32, equal shapes and equal numbers of parameters (checked). The Hugging Face
+Forward, backward and AdamW step, float32, equal shapes and equal numbers of parameters (checked). The
+Hugging Face
 Mamba models run what they run where no CUDA kernel is installed: their slow path.
 
     python -m experiments.benchmarks.training [--rounds N]
@@ -19,7 +20,8 @@ from experiments.benchmarks.contest import (
     write_results,
 )
 
-# The peer Mamba keeps a gradient of [batch d_inner seq d_state] for every position: 20 GB at d_model 256, seq 256, batch 8.
+# The peer Mamba keeps a gradient of [batch d_inner seq d_state] for every position: 20 GB at d_model 256,
+# seq 256, batch 8.
 D_MODEL, N_LAYERS, D_VOCAB, SEQ, BATCH = 128, 2, 1024, 128, 8
 GOALS = {"softmax": 1.0, "mamba1": 3.0, "mamba2": 1.0}
 PEERS = {"softmax": "GPT-2", "mamba1": "Mamba (slow path)", "mamba2": "Mamba-2 (slow path)"}
@@ -55,7 +57,13 @@ def peer_model(kind: str) -> torch.nn.Module:
     if kind == "softmax":
         no_dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
         config = transformers.GPT2Config(
-            **shape, **no_dropout, n_positions=SEQ, n_embd=D_MODEL, n_layer=N_LAYERS, n_head=4, use_cache=False
+            **shape,
+            **no_dropout,
+            n_positions=SEQ,
+            n_embd=D_MODEL,
+            n_layer=N_LAYERS,
+            n_head=4,
+            use_cache=False,
         )
         return transformers.GPT2LMHeadModel(config)
     shape |= {"hidden_size": D_MODEL, "num_hidden_layers": N_LAYERS, "use_cache": False}
@@ -87,7 +95,9 @@ def measure(kind: str, rounds: int) -> list[str]:
     """One row of the table."""
     ours, peer = stepper(kind, True), stepper(kind, False)
     if ours.n_parameters != peer.n_parameters:
-        raise RuntimeError(f"{kind}: {ours.n_parameters} parameters against {peer.n_parameters}: not one shape")
+        raise RuntimeError(
+            f"{kind}: {ours.n_parameters} parameters against {peer.n_parameters}: not one shape"
+        )
     seconds = interleaved_medians({"ours": ours, "peer": peer}, rounds=rounds, warm_up=2)
     peak = {
         who: peak_memory_mib("experiments.benchmarks.training", f"{kind}:{who}") for who in ("ours", "peer")
@@ -116,11 +126,23 @@ def main(argv: list[str] | None = None) -> int:
         kind, who = options.peak.split(":")
         report_peak(lambda: stepper(kind, who == "ours"))
         return 0
-    header = ["model", "peer", "parameters", "ours ms", "peer ms", "speed", "goal", "ours peak MiB", "peer peak MiB"]
+    header = [
+        "model",
+        "peer",
+        "parameters",
+        "ours ms",
+        "peer ms",
+        "speed",
+        "goal",
+        "ours peak MiB",
+        "peer peak MiB",
+    ]
     table = markdown_table(header, [measure(kind, options.rounds) for kind in GOALS])
     notes = (
-        f"One training step (forward, backward, AdamW), float32: {N_LAYERS} layers, d_model {D_MODEL}, vocabulary "
-        f"{D_VOCAB}, batch {BATCH} of {SEQ} tokens. Median of {options.rounds} interleaved rounds. Speed: peer's time over "
+        f"One training step (forward, backward, AdamW), float32: {N_LAYERS} layers, d_model {D_MODEL}, "
+        f"vocabulary "
+        f"{D_VOCAB}, batch {BATCH} of {SEQ} tokens. Median of {options.rounds} interleaved rounds. "
+        f"Speed: peer's time over "
         "ours. Peak: memory above that of the built model, in a process of its own."
     )
     path = write_results("training-cpu", "Training step against Hugging Face, CPU", table, notes)

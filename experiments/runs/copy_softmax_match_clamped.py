@@ -1,7 +1,8 @@
 from experiments.recipes import SEGMENT_COPY, toy
 from models.config import SoftmaxAttentionConfig
 
-# copy-softmax with the match clamped: previous-token carry and match are no longer needed, copying alone is learned.
+# copy-softmax with the match clamped: previous-token carry and match are no longer needed, copying alone is
+# learned.
 CONFIG = toy(
     "Segment copy, two softmax layers, the match clamped",
     SEGMENT_COPY,

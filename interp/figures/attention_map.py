@@ -29,18 +29,21 @@ def attention_map(
     """Heatmap of weights [dest src].
 
     Args:
-        matrix: [n n]; entry [i, j] is what destination i reads from source j. Entries above the diagonal that are
+        matrix: [n n]; entry [i, j] is what destination i reads from source j. Entries above the diagonal
+        that are
             zero are left blank.
         tokens: The n tokens; escaped, whitespace and control characters made visible.
         targets: Outline the induction targets: sources j whose previous token is an earlier copy of token i.
-        limit: Upper end of the colours (and, for signed weights, minus the lower end); default the largest absolute
+        limit: Upper end of the colours (and, for signed weights, minus the lower end); default the largest
+        absolute
             weight. It is stated on the colour bar.
         quantity: Name on the colour bar.
         mode: `light` or `dark`.
         title: Of the figure.
 
     Returns:
-        Heatmap (z as given up to 256 tokens, else block maxima), outlines of the targets. Weights with a negative
+        Heatmap (z as given up to 256 tokens, else block maxima), outlines of the targets. Weights with a
+        negative
         entry get the diverging scale with symmetric limits.
 
     Raises:
@@ -80,13 +83,20 @@ def attention_map(
 
 def _checked(matrix: np.ndarray | Sequence[Sequence[float]], tokens: Sequence[str | bytes]) -> np.ndarray:
     weights = np.asarray(matrix, dtype=np.float64)
-    if weights.ndim != 2 or weights.shape[0] != weights.shape[1] or len(weights) != len(tokens) or not len(tokens):
+    if (
+        weights.ndim != 2
+        or weights.shape[0] != weights.shape[1]
+        or len(weights) != len(tokens)
+        or not len(tokens)
+    ):
         raise ValueError(
             f"matrix has shape {weights.shape} for {len(tokens)} tokens; accepted: [n n] for n >= 1 tokens"
         )
     if not np.isfinite(weights).all():
         dest, src = np.argwhere(~np.isfinite(weights))[0]
-        raise ValueError(f"matrix holds {weights[dest, src]} at destination {dest}, source {src}; it must be finite")
+        raise ValueError(
+            f"matrix holds {weights[dest, src]} at destination {dest}, source {src}; it must be finite"
+        )
     return weights
 
 
@@ -95,7 +105,8 @@ def _number(value: float) -> str:
 
 
 def _blocks(weights: np.ndarray) -> tuple[np.ndarray, int]:
-    """Weights as they are, or for long sequences the entry of largest absolute value in each block, and its side."""
+    """Weights as they are, or for long sequences the entry of largest absolute value in each block, and its
+    side."""
     block = -(-len(weights) // MOST_CELLS)
     if block == 1:
         return weights, 1
@@ -118,7 +129,8 @@ def induction_targets(tokens: Sequence[str | bytes]) -> list[tuple[int, int]]:
 
 
 def _outlines(figure: go.Figure, places: list[tuple[int, int]], n: int, colour: str) -> None:
-    """One trace of squares, on the label axes; drawn even when empty, because axes without a trace are not."""
+    """One trace of squares, on the label axes; drawn even when empty, because axes without a trace are
+    not."""
     x: list[float | None] = [None]
     y: list[float | None] = [None]
     for dest, src in places:
@@ -137,7 +149,8 @@ def _outlines(figure: go.Figure, places: list[tuple[int, int]], n: int, colour: 
 
 
 def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray, theme: Theme) -> None:
-    """The heatmap's axes name every token for the hover and are hidden; thinned labels stand on axes over them."""
+    """The heatmap's axes name every token for the hover and are hidden; thinned labels stand on axes over
+    them."""
     n = len(tokens)
     stride = 1 if n <= MOST_LABELS else next(k for k in (5, 10, 20, 25, 50, 100, 250, 10**9) if n / k <= 14)
     thin = list(range(0, n, stride))
@@ -165,7 +178,12 @@ def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray,
     over_x = {"overlaying": "x", "matches": "x", "side": "bottom", "tickangle": -90 if stride == 1 else 0}
     over_y = {"overlaying": "y", "matches": "y", "side": "left"}
     reach = round(0.62 * size * max(len(text) for text in texts)) + 44
-    margin = {"l": reach, "r": 104, "t": 44 if figure.layout.title.text else 14, "b": reach if stride == 1 else 58}
+    margin = {
+        "l": reach,
+        "r": 104,
+        "t": 44 if figure.layout.title.text else 14,
+        "b": reach if stride == 1 else 58,
+    }
     side = min(max(17 * n, 340), 700) if stride == 1 else 520
     figure.update_layout(
         xaxis={**shared, **hidden, **across},

@@ -15,7 +15,10 @@ def spread(ends: Sequence[float], *, gap: float, low: float, high: float) -> lis
         while len(placed) > 1 and _bottom(placed[-1], gap) < _top(placed[-2], gap) + gap:
             upper, lower = placed.pop(), placed.pop()
             members = lower[0] + upper[0]
-            wanted = [min(max(ends[m], low), high) - gap * (k - (len(members) - 1) / 2) for k, m in enumerate(members)]
+            wanted = [
+                min(max(ends[m], low), high) - gap * (k - (len(members) - 1) / 2)
+                for k, m in enumerate(members)
+            ]
             half = gap * (len(members) - 1) / 2
             middle = sum(wanted) / len(wanted)
             placed.append([members, min(max(middle, low + half), max(high - half, low + half))])
@@ -48,7 +51,8 @@ def label_ends(
     panel_px: float,
     size: int = 12,
 ) -> None:
-    """Add `(text, y, colour)` labels in the right margin, beside a panel `panel_px` high whose axis spans `y_range`."""
+    """Add `(text, y, colour)` labels in the right margin, beside a panel `panel_px` high whose axis spans
+    `y_range`."""
     low, high = y_range
     gap = (size + 4) / panel_px * (high - low)
     places = spread([y for _, y, _ in labels], gap=gap, low=low + gap / 2, high=high - gap / 2)

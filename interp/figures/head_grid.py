@@ -36,13 +36,18 @@ def head_grid(
         raise ValueError(f"a head grid takes 1 to {MOST_PANELS} maps; got {len(maps)}")
     for place, weights in maps.items():
         if np.ndim(weights) != 2 or len({*np.shape(weights)}) != 1 or not np.isfinite(weights).all():
-            raise ValueError(f"the map of layer, head {place} has shape {np.shape(weights)}; accepted: square, finite")
+            raise ValueError(
+                f"the map of layer, head {place} has shape {np.shape(weights)}; accepted: square, finite"
+            )
     theme = theme_of(mode)
     layers, heads = (sorted({place[axis] for place in maps}) for axis in (0, 1))
     signed = any(np.min(weights) < 0 for weights in maps.values())
     top = limit or max(float(np.abs(weights).max()) for weights in maps.values()) or 1.0
     figure = make_subplots(
-        rows=len(layers), cols=len(heads), horizontal_spacing=0.12 / len(heads), vertical_spacing=0.2 / len(layers)
+        rows=len(layers),
+        cols=len(heads),
+        horizontal_spacing=0.12 / len(heads),
+        vertical_spacing=0.2 / len(layers),
     )
     for (layer, head), weights in maps.items():
         z, _ = _blocks(np.asarray(weights, dtype=np.float64))
@@ -51,8 +56,12 @@ def head_grid(
         figure.add_heatmap(
             z=z, coloraxis="coloraxis", hovertemplate="@%{y} reads @%{x}: %{z:.3f}<extra></extra>", **place
         )
-        figure.update_yaxes(range=[len(z) - 0.5, -0.5], title_text=f"L{layer}" if head == heads[0] else None, **place)
-        figure.update_xaxes(range=[-0.5, len(z) - 0.5], title_text=f"H{head}" if layer == layers[-1] else None, **place)
+        figure.update_yaxes(
+            range=[len(z) - 0.5, -0.5], title_text=f"L{layer}" if head == heads[0] else None, **place
+        )
+        figure.update_xaxes(
+            range=[-0.5, len(z) - 0.5], title_text=f"H{head}" if layer == layers[-1] else None, **place
+        )
     side = max(110, min(200, 900 // len(heads)))
     style(figure, theme, title=title, height=side * len(layers) + 110)
     figure.update_xaxes(showticklabels=False, showgrid=False, ticks="", constrain="domain")

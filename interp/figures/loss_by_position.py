@@ -35,7 +35,9 @@ def loss_by_position(
         ValueError: losses and steps differ in number, or there is none.
     """
     if len(losses) != len(steps) or not len(steps):
-        raise ValueError(f"{len(losses)} rows of losses for {len(steps)} steps; accepted: the same number, at least 1")
+        raise ValueError(
+            f"{len(losses)} rows of losses for {len(steps)} steps; accepted: the same number, at least 1"
+        )
     theme = theme_of(mode)
     chosen = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(n_lines, len(steps)))})
     figure, labels = go.Figure(), []
@@ -75,6 +77,11 @@ def loss_by_position(
         )
     figure.update_layout(
         showlegend=False,
-        margin={"l": 60, "r": room_for((text for text, _, _ in labels), size=11), "t": 44 if title else 22, "b": 50},
+        margin={
+            "l": 60,
+            "r": room_for((text for text, _, _ in labels), size=11),
+            "t": 44 if title else 22,
+            "b": 50,
+        },
     )
     return figure

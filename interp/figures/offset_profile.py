@@ -20,7 +20,8 @@ def offset_profile(
     """Bars by offset, one group a unit.
 
     Args:
-        profiles: Values by name; value k belongs to offset `first_offset` + k. Offset 1 is the token after the earlier
+        profiles: Values by name; value k belongs to offset `first_offset` + k. Offset 1 is the token after
+        the earlier
             copy, the textbook induction target.
         first_offset: Offset of the first value.
         controls: Values by name drawn as lines across: what chance or a random edge gives.

@@ -1,4 +1,5 @@
-"""The phase plot: head scores, order gain and in-context-learning score on one log-step axis, onsets shaded."""
+"""The phase plot: head scores, order gain and in-context-learning score on one log-step axis, onsets
+shaded."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -33,9 +34,11 @@ def phase_plot(
 
     Args:
         checkpoints: At least two, in step order.
-        transition: The report's `phase_transition`; each curve's onset interval is shaded in the panel of the curve,
+        transition: The report's `phase_transition`; each curve's onset interval is shaded in the panel of
+        the curve,
             its midpoint marked by a dotted line.
-        n_named: Strongest units (prefix matching at the last checkpoint) drawn in colour and named; the rest are grey.
+        n_named: Strongest units (prefix matching at the last checkpoint) drawn in colour and named; the rest
+        are grey.
         mode: `light` or `dark`.
         title: Of the figure.
 
@@ -79,7 +82,9 @@ def _axes(figure: go.Figure, steps: list[int], panels: list[str], heights: list[
         suffix, last = "" if index == 1 else str(index), index == len(panels)
         domain = [max((top - height) / total, 0.0), top / total]
         top -= height + GAP_PX
-        figure.layout[f"yaxis{suffix}"].update(domain=domain, title={"text": titles[name], "standoff": 12}, nticks=5)
+        figure.layout[f"yaxis{suffix}"].update(
+            domain=domain, title={"text": titles[name], "standoff": 12}, nticks=5
+        )
         figure.layout[f"xaxis{suffix}"].update(
             {
                 **axis_layout(steps),
@@ -94,7 +99,9 @@ def _axes(figure: go.Figure, steps: list[int], panels: list[str], heights: list[
             figure.layout[f"xaxis{suffix}"].title = None
 
 
-def _head_lines(figure: go.Figure, checkpoints: Sequence[CheckpointScores], n_named: int, theme: Theme) -> None:
+def _head_lines(
+    figure: go.Figure, checkpoints: Sequence[CheckpointScores], n_named: int, theme: Theme
+) -> None:
     final = sorted(checkpoints[-1].heads, key=lambda head: -head.prefix_matching)
     with_reading = several_readings(final)
     steps = [checkpoint.step for checkpoint in checkpoints]
@@ -127,7 +134,12 @@ def _head_lines(figure: go.Figure, checkpoints: Sequence[CheckpointScores], n_na
 
 
 def _head_line(
-    figure: go.Figure, checkpoints: Sequence[CheckpointScores], head: HeadScore, name: str, colour: str, width: float
+    figure: go.Figure,
+    checkpoints: Sequence[CheckpointScores],
+    head: HeadScore,
+    name: str,
+    colour: str,
+    width: float,
 ) -> None:
     key = (head.layer, head.head, head.unit, head.reading)
     found = [
@@ -156,7 +168,9 @@ def _values(checkpoints: Sequence[CheckpointScores], name: str) -> tuple[list[in
     return tuple(list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])
 
 
-def _loss_line(figure: go.Figure, checkpoints: Sequence[CheckpointScores], name: str, index: int, theme: Theme) -> None:
+def _loss_line(
+    figure: go.Figure, checkpoints: Sequence[CheckpointScores], name: str, index: int, theme: Theme
+) -> None:
     steps, values, errors = _values(checkpoints, name)
     grid = [checkpoint.step for checkpoint in checkpoints]
     colour, places = theme.roles[name], positions(grid, steps)
@@ -204,7 +218,12 @@ def _loss_line(figure: go.Figure, checkpoints: Sequence[CheckpointScores], name:
 
 
 def _onset_band(
-    figure: go.Figure, steps: list[int], curve: Mapping[str, Any] | None, index: int, theme: Theme, colour: str
+    figure: go.Figure,
+    steps: list[int],
+    curve: Mapping[str, Any] | None,
+    index: int,
+    theme: Theme,
+    colour: str,
 ) -> None:
     if curve is None:
         return
@@ -212,8 +231,12 @@ def _onset_band(
     low, high = curve.get("onset_interval") or curve["onset_step"]
     x0, x1, middle = positions(steps, [low, high, curve["midpoint_step"]])
     whole = {"xref": f"x{suffix}", "yref": f"y{suffix} domain", "y0": 0, "y1": 1, "layer": "below"}
-    figure.add_shape(type="rect", x0=x0, x1=x1, fillcolor=transparent(colour, 0.16), line={"width": 0}, **whole)
-    figure.add_shape(type="line", x0=middle, x1=middle, line={"color": colour, "width": 1.4, "dash": "dash"}, **whole)
+    figure.add_shape(
+        type="rect", x0=x0, x1=x1, fillcolor=transparent(colour, 0.16), line={"width": 0}, **whole
+    )
+    figure.add_shape(
+        type="line", x0=middle, x1=middle, line={"color": colour, "width": 1.4, "dash": "dash"}, **whole
+    )
     figure.add_annotation(
         text=f"onset {short(low)}–{short(high)} · midpoint {short(curve['midpoint_step'])}",
         x=x0,

@@ -38,7 +38,8 @@ def run_comparison(
     for name, (steps, values) in curves.items():
         if len(steps) != len(values) or len(steps) < 2:
             raise ValueError(
-                f"run {name!r} has {len(steps)} steps and {len(values)} values; accepted: the same, at least 2"
+                f"run {name!r} has {len(steps)} steps and {len(values)} values; accepted: the same, at "
+                f"least 2"
             )
     theme, figure, labels = theme_of(mode), go.Figure(), []
     grid = sorted({int(step) for steps, _ in curves.values() for step in steps})

@@ -44,7 +44,8 @@ def score_matrix(
         slider: Draw plotly's own slider and play button for a series.
 
     Returns:
-        A heatmap whose z is [layer head]; ranges are fixed and stated on the colour bar: [0, 1] for shares, symmetric
+        A heatmap whose z is [layer head]; ranges are fixed and stated on the colour bar: [0, 1] for shares,
+        symmetric
         for signed scores. Induction heads are outlined.
 
     Raises:
@@ -71,14 +72,16 @@ def score_matrix(
 def score_frames(
     checkpoints: Sequence[CheckpointScores], *, score: str, reading: str, mode: str = "light"
 ) -> dict[str, list[dict[str, Any]]]:
-    """What changes from checkpoint to checkpoint in the three traces of `score_matrix`, by step: plain JSON values."""
+    """What changes from checkpoint to checkpoint in the three traces of `score_matrix`, by step: plain JSON
+    values."""
     series = _series(checkpoints, score, reading, theme_of(mode))
     return {str(c.step): _moving(series, index) for index, c in enumerate(checkpoints)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Series:
-    """[layer head] tables of one score with the places of induction heads, one a checkpoint, and their limits."""
+    """[layer head] tables of one score with the places of induction heads, one a checkpoint, and their
+    limits."""
 
     tables: list[tuple[np.ndarray, list[tuple[int, int]]]]
     layers: list[int]
@@ -97,7 +100,9 @@ def _series(checkpoints: Sequence[CheckpointScores], score: str, reading: str, t
     n_heads = 1 + max(head.head for head in units)
     tables = [_table(checkpoint, score, reading, layers, n_heads) for checkpoint in checkpoints]
     letter = UNIT_LETTERS.get(units[0].unit, "")
-    return _Series(tables=tables, layers=layers, letter=letter, limits=_limits(score, tables), score=score, theme=theme)
+    return _Series(
+        tables=tables, layers=layers, letter=letter, limits=_limits(score, tables), score=score, theme=theme
+    )
 
 
 def _table(
@@ -171,7 +176,11 @@ def _traces(series: _Series) -> list[dict[str, Any]]:
     still = {"type": "scatter", "hoverinfo": "skip", "showlegend": False}
     places = {"x": columns.ravel().tolist(), "y": rows.ravel().tolist(), "mode": "text"}
     line = {"color": theme.ink if low < 0 else theme.outline, "width": 2.4}
-    return [{**heatmap, **cells}, {**still, **places, **numbers}, {**still, "mode": "lines", "line": line, **outlines}]
+    return [
+        {**heatmap, **cells},
+        {**still, **places, **numbers},
+        {**still, "mode": "lines", "line": line, **outlines},
+    ]
 
 
 def _outline(row: int, column: int, half: float) -> tuple[list, list]:
@@ -223,7 +232,10 @@ def _slider(figure: go.Figure, steps: list[int], theme: Theme) -> None:
                 "tickcolor": theme.muted,
                 "bgcolor": theme.grid,
                 "bordercolor": theme.grid,
-                "steps": [{"label": str(step), "method": "animate", "args": [[str(step)], at_once]} for step in steps],
+                "steps": [
+                    {"label": str(step), "method": "animate", "args": [[str(step)], at_once]}
+                    for step in steps
+                ],
             }
         ],
     )

@@ -30,12 +30,15 @@ def positions(steps: Sequence[int], at: Sequence[float] | None = None) -> np.nda
 
 
 def ticks(steps: Sequence[int], *, n_most: int = 10) -> tuple[list[float], list[str]]:
-    """Places and labels of 0 (if there) and of round steps (1, 2, 5 times powers of ten) within the series."""
+    """Places and labels of 0 (if there) and of round steps (1, 2, 5 times powers of ten) within the
+    series."""
     places = positions(steps)
     first, last = max(min(step for step in steps if step > 0), 1), max(steps)
     for leading in ((1, 2, 5), (1, 3), (1,)):
         decades = range(int(np.log10(first)), int(np.log10(last)) + 1)
-        rounds = [lead * 10**decade for decade in decades for lead in leading if first <= lead * 10**decade <= last]
+        rounds = [
+            lead * 10**decade for decade in decades for lead in leading if first <= lead * 10**decade <= last
+        ]
         if len(rounds) <= n_most:
             break
     if len(rounds) < 2:

@@ -1,7 +1,9 @@
 """One look for every figure: colours, scales, fonts and layout, light and dark.
 
-Categorical colours follow Okabe and Ito (distinct under the common colour-vision deficiencies); every role keeps its
-hue in both modes. The sequential scale has even lightness steps (OKLab); the diverging one is symmetric in lightness
+Categorical colours follow Okabe and Ito (distinct under the common colour-vision deficiencies); every role
+keeps its
+hue in both modes. The sequential scale has even lightness steps (OKLab); the diverging one is symmetric in
+lightness
 about a neutral middle. Fonts are the system's; nothing is fetched.
 """
 
@@ -11,7 +13,10 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 MODES = ("light", "dark")
-FONT = '-apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", Arial, sans-serif'
+FONT = (
+    '-apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", '
+    'Arial, sans-serif'
+)
 MONOSPACE = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
 
 
@@ -116,16 +121,25 @@ def on_colour(theme: Theme, share: float, *, signed: bool) -> str:
     return "#12161b" if luminance > 0.2 else "#ffffff"
 
 
-def style(figure: go.Figure, theme: Theme, *, title: str | None = None, height: int | None = None) -> go.Figure:
-    """Apply the theme to a figure and return it. Margins grow with tick labels; the width is the container's."""
+def style(
+    figure: go.Figure, theme: Theme, *, title: str | None = None, height: int | None = None
+) -> go.Figure:
+    """Apply the theme to a figure and return it. Margins grow with tick labels; the width is the
+    container's."""
     figure.update_layout(
         template="none",
-        title={"text": title, "x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 15}} if title else None,
+        title={"text": title, "x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 15}}
+        if title
+        else None,
         font={"family": FONT, "size": 13, "color": theme.ink},
         paper_bgcolor=theme.background,
         plot_bgcolor=theme.panel,
         colorway=list(theme.series),
-        hoverlabel={"bgcolor": theme.background, "bordercolor": theme.muted, "font": {"color": theme.ink, "size": 13}},
+        hoverlabel={
+            "bgcolor": theme.background,
+            "bordercolor": theme.muted,
+            "font": {"color": theme.ink, "size": 13},
+        },
         margin={"l": 60, "r": 20, "t": 48 if title else 20, "b": 48},
         height=height,
         autosize=True,

@@ -1,4 +1,5 @@
-"""Tokens as text that can be seen and cannot act: whitespace visible, controls and byte fragments named, escaped."""
+"""Tokens as text that can be seen and cannot act: whitespace visible, controls and byte fragments named,
+escaped."""
 
 import html
 import unicodedata
@@ -12,8 +13,10 @@ ISOLATE, POP = "\u2068", "\u2069"
 def visible(token: str | bytes, *, limit: int | None = None) -> str:
     """One token as plain visible text, not yet escaped.
 
-    Whitespace becomes a symbol; control, format (bidirectional overrides among them) and unpaired surrogate characters
-    become their code point in angle brackets, bytes that are not UTF-8 their hexadecimal values. Cut at `limit`
+    Whitespace becomes a symbol; control, format (bidirectional overrides among them) and unpaired surrogate
+    characters
+    become their code point in angle brackets, bytes that are not UTF-8 their hexadecimal values. Cut at
+    `limit`
     characters.
     """
     if isinstance(token, bytes):
@@ -41,7 +44,8 @@ def _cut(text: str, limit: int | None) -> str:
 def label(token: str | bytes, *, limit: int | None = 12) -> str:
     """A token for a plotly label: visible, escaped, and isolated where it reads from right to left.
 
-    Plotly reads a small set of tags and entities in every text; `%` and braces only matter in templates, into which
+    Plotly reads a small set of tags and entities in every text; `%` and braces only matter in templates,
+    into which
     tokens are never put.
     """
     text = visible(token, limit=limit)

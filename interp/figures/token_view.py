@@ -54,8 +54,11 @@ def token_view(
             zmin=low,
             zmax=top,
             colorscale=scale(theme.diverging if signed else theme.sequential),
-            colorbar=colour_bar(theme, quantity) | {"tickvals": [low, (low + top) / 2, top], "tickformat": ".2~g"},
-            customdata=np.array([f"@{i} ‘{name}’" for i, name in enumerate(names)] + blank).reshape(rows, n_columns),
+            colorbar=colour_bar(theme, quantity)
+            | {"tickvals": [low, (low + top) / 2, top], "tickformat": ".2~g"},
+            customdata=np.array([f"@{i} ‘{name}’" for i, name in enumerate(names)] + blank).reshape(
+                rows, n_columns
+            ),
             hovertemplate="%{customdata}<br>%{z:.4f}<extra></extra>",
             hoverongaps=False,
             xgap=3,

@@ -54,7 +54,12 @@ def test_scales_are_even_in_lightness_and_diverging_ones_symmetric(theme):
 @pytest.mark.parametrize("theme", [LIGHT, DARK])
 def test_lines_stand_out_from_the_background(theme):
     ground = lightness(theme.background)
-    for colour in (*theme.series, theme.ink, theme.muted, *(c for r, c in theme.roles.items() if r != "other")):
+    for colour in (
+        *theme.series,
+        theme.ink,
+        theme.muted,
+        *(c for r, c in theme.roles.items() if r != "other"),
+    ):
         assert abs(lightness(colour) - ground) > 0.3, colour
 
 

@@ -57,7 +57,8 @@ def test_a_falling_curve_is_a_transition_only_where_falling_is_asked_for():
 @pytest.mark.parametrize("common", [0.0, 0.05, 0.3, 1.0])
 @pytest.mark.parametrize("n_steps", [10, 31])
 def test_noise_alone_is_none(common, n_steps):
-    """At most 2% false positives over 200 series, whatever the size of the noise (10 and more checkpoints)."""
+    """At most 2% false positives over 200 series, whatever the size of the noise (10 and more
+    checkpoints)."""
     rng, steps = np.random.default_rng(2), GRID0[np.linspace(0, len(GRID0) - 1, n_steps).round().astype(int)]
     steps = np.unique(steps)
     values = [samples(np.zeros(len(steps)), rng, common=common) for _ in range(200)]
@@ -138,7 +139,9 @@ def test_order_gain_onset_is_absolute_and_does_not_depend_on_the_length_of_the_r
 
 
 def test_crossing_reads_the_monotone_regression():
-    curves = np.array([[0, 0.5, 0, 0, 0.9, 1], [0, 0, 0, 0, 0, 0.0], [1, 1, 1, 1, 1, 1.0], [0, 1, 0.8, 1, 1, 1]])
+    curves = np.array(
+        [[0, 0.5, 0, 0, 0.9, 1], [0, 0, 0, 0, 0, 0.0], [1, 1, 1, 1, 1, 1.0], [0, 1, 0.8, 1, 1, 1]]
+    )
     assert crossing(curves, 0.4).tolist() == [4, 6, 0, 1]
 
 
@@ -216,7 +219,9 @@ def test_a_single_sequence_has_no_intervals():
 def test_checkpoints_are_read_at_the_unit_that_is_strongest_at_the_end():
     checkpoints = report(steps=STEPS).checkpoints
     found = from_checkpoints(checkpoints)
-    best = [h.prefix_matching_by_sequence for c in checkpoints for h in c.heads if (h.layer, h.head) == (1, 0)]
+    best = [
+        h.prefix_matching_by_sequence for c in checkpoints for h in c.heads if (h.layer, h.head) == (1, 0)
+    ]
     alone = fit_transition(STEPS, np.array(best), min_change=0.1)
     assert found.prefix_matching == alone
     assert from_checkpoints(report(steps=STEPS, transition=False).checkpoints) is None

@@ -70,7 +70,14 @@ def test_the_finding_is_what_the_report_holds(series, page):
     low, high = series.phase_transition["prefix_matching"]["onset_step"]
     assert f"Prefix matching sets in between steps {low:,.0f} and {high:,.0f}" in text
     assert "The strongest previous-token unit is L0H1" in text
-    for word in ("Definitions", "Chance", "rowsum, seed 0", "pattern: none", "torch 2.13.0", "standard library"):
+    for word in (
+        "Definitions",
+        "Chance",
+        "rowsum, seed 0",
+        "pattern: none",
+        "torch 2.13.0",
+        "standard library",
+    ):
         assert word in text
     for note in series.notes:
         assert note in text

@@ -22,7 +22,9 @@ def test_weights_edges_and_rows_are_the_same(name, units):
             assert torch.allclose(plain.weights(), table.weights(), atol=1e-10)
             assert torch.allclose(plain.rows(2, 7), table.rows(2, 7), atol=1e-10)
             for src in sources:
-                assert torch.allclose(plain.edges(batch, dest, src), table.edges(batch, dest, src), atol=1e-10)
+                assert torch.allclose(
+                    plain.edges(batch, dest, src), table.edges(batch, dest, src), atol=1e-10
+                )
 
 
 def test_a_large_table_is_not_kept(monkeypatch):
