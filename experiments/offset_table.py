@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
         for seed in options.seeds
     ]
     store = Lines(options.results / "offset_table.jsonl")
-    missing = [job for job in jobs if not store.has(job)]
+    missing = [] if options.report else [job for job in jobs if not store.has(job)]
     folders = train_missing(missing, options.out, device=device, n_processes=options.processes)
     for job, folder in folders.items():
         store.add(job, measure(job, folder, device))
@@ -78,7 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.offset_table", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="RUNS", help="folder of the run folders")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs-out"), metavar="RUNS", help="folder of the run folders"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the table")
     parser.add_argument("--only", nargs="+", metavar="RUN", help="some of the runs")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--processes", type=int, default=1, help="runs trained at the same time")
+    parser.add_argument("--report", action="store_true", help="only write the tables anew")
     return parser
 
 
@@ -156,12 +159,18 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     ]
     for run, own in _grouped(rows):
         deltas = ", ".join(f"+{row['delta']} ({row['layer']})" for row in own)
-        cells = [run, str(len(own)), str(own[0]["step"]), deltas]
+        cells = [run, str(len(own)), steps_cell(own), deltas]
         cells += [cell([row[key] for row in own]) for _, key in COLUMNS]
         cells.append(taps_cell(own))
         cells.append(", ".join(str(row["n_induction"]) for row in own))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def steps_cell(rows: Sequence[dict[str, Any]]) -> str:
+    """Steps trained: one number, or the least and the most."""
+    steps = sorted({row["step"] for row in rows})
+    return str(steps[0]) if len(steps) == 1 else f"{steps[0]} to {steps[-1]}"
 
 
 def taps_cell(rows: Sequence[dict[str, Any]]) -> str:

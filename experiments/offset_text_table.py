@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.offset_table import RESULTS, Lines, taps_cell
+from experiments.offset_table import RESULTS, Lines, steps_cell, taps_cell
 from experiments.seed_interval import cell
 from experiments.trained_runs import Job, available_device, train_missing
 
@@ -48,7 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         for seed in options.seeds
     ]
     store = Lines(options.results / "offset_text_table.jsonl")
-    missing = [job for job in jobs if not store.has(job)]
+    missing = [] if options.report else [job for job in jobs if not store.has(job)]
     folders = train_missing(missing, options.out, device=device, n_processes=options.processes)
     for job, folder in folders.items():
         store.add(job, measure(job, folder, device, options.every))
@@ -64,7 +64,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.offset_text_table", description=__doc__.splitlines()[0]
     )
-    parser.add_argument("--out", type=Path, required=True, metavar="RUNS", help="folder of the run folders")
+    parser.add_argument(
+        "--out", type=Path, default=Path("runs-out"), metavar="RUNS", help="folder of the run folders"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the table")
     parser.add_argument("--only", nargs="+", metavar="RUN", help="some of the runs (any text run)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
@@ -74,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--device", default="auto", choices=("auto", "cpu", "cuda"))
     parser.add_argument("--processes", type=int, default=1, help="runs trained at the same time")
+    parser.add_argument("--report", action="store_true", help="only write the tables anew")
     return parser
 
 
@@ -153,16 +156,19 @@ def onsets(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _common(all_steps: Sequence[Sequence[int]]) -> list[int]:
-    return sorted(set.intersection(*(set(steps) for steps in all_steps)))
+    """The grid of the series with the fewest checkpoints, as far as all of them reach."""
+    low, high = max(steps[0] for steps in all_steps), min(steps[-1] for steps in all_steps)
+    return [step for step in min(all_steps, key=len) if low <= step <= high]
 
 
 def _stacked(rows: Sequence[dict[str, Any]], name: str, steps: Sequence[int]) -> np.ndarray:
-    """[seed step sample]"""
+    """[seed step sample], linear between the two checkpoints around a step at which a seed has none."""
     picked = []
     for row in rows:
-        at = {step: n for n, step in enumerate(row["series"]["steps"])}
-        picked.append([row["series"][name][at[step]] for step in steps])
-    return np.asarray(picked, dtype=np.float64)
+        values = np.asarray(row["series"][name], dtype=np.float64)
+        at = row["series"]["steps"]
+        picked.append(np.stack([np.interp(steps, at, column) for column in values.T], axis=-1))
+    return np.asarray(picked)
 
 
 def _transition(fit: Any, steps: Sequence[int], curves: dict[str, np.ndarray]) -> dict[str, Any] | None:
@@ -211,7 +217,7 @@ def report(rows: Sequence[dict[str, Any]], found: dict[str, Any]) -> str:
         own = sorted((row for row in rows if row["run"] == run), key=lambda row: row["seed"])
         probe, text = [row["probe"] for row in own], [row["text"] for row in own]
         above = [None if base is None or run == CONTROL else one["effect_nats"] - base for one in text]
-        cells = [run, str(len(own)), str(own[0]["step"])]
+        cells = [run, str(len(own)), steps_cell(own)]
         cells += [
             cell([one[key] for one in probe])
             for key in ("order_gain_nats", "textbook_prefix", "block_prefix")
@@ -234,9 +240,9 @@ def _deltas(found: Sequence[dict[str, Any]]) -> str:
 def _onset_lines(found: dict[str, Any]) -> list[str]:
     about = (
         "Onsets in steps: the pair of checkpoints around it [95% interval over seeds and sequences]; order "
-        "gain at .1 nat, ICL "
-        f"at 10% of its change. `ICL above control`: minus the ICL of `{CONTROL}` at the same seed, step "
-        f"and windows. Lead: of "
+        "gain at .1 nat, ICL at 10% of its change. Seeds are put on one grid, linear between their "
+        f"checkpoints. `ICL above control`: minus the ICL of `{CONTROL}` at the same seed, step "
+        "and windows. Lead: of "
         "order gain over that, 95% interval, positive when order gain comes first."
     )
     head = [
