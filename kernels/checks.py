@@ -111,14 +111,16 @@ def _triton_found() -> bool:
     return found
 
 
-def triton_unfit(form: str, widths: dict[str, int], *tensors: Tensor | None) -> str | None:
-    """What the Triton kernels do not take, or None: a form but "chunked", float64, widths above 256."""
+def triton_unfit(
+    form: str, widths: dict[str, int], *tensors: Tensor | None, limit: int = 256
+) -> str | None:
+    """What the Triton kernels do not take, or None: a form but "chunked", float64, widths above `limit`."""
     if form != "chunked":
         return f"form {form!r}"
     wide = next((t.dtype for t in tensors if t is not None and t.dtype not in TRITON_DTYPES), None)
     if wide is not None:
         return f"dtype {wide}"
-    return next((f"{name} {width}" for name, width in widths.items() if width > 256), None)
+    return next((f"{name} {width}" for name, width in widths.items() if width > limit), None)
 
 
 def resolve_form(operator: str, form: str, forms: dict[str, Callable]) -> Callable:
