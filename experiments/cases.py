@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from safetensors import SafetensorError
+
 from experiments.case_operators import UnsupportedCase
 from experiments.mixer_cases import TOLERANCE, CaseFileError, compare_case, load_case
 from kernels import KernelError
@@ -49,6 +51,10 @@ def run_mixer_case(path: Path) -> CaseResult:
         return CaseResult(name=path.stem, outcome=NOT_SUPPORTED, detail=str(reason))
     except (CaseFileError, KernelError) as error:
         return CaseResult(name=path.stem, outcome=FAILED, detail=str(error))
+    except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        # Tensors or flags that the operator needs are missing, or their shapes do not fit.
+        said = " ".join(repr(error).split())
+        return CaseResult(name=path.stem, outcome=FAILED, detail=f"does not run: {said}")
     worst = max(comparisons, key=lambda found: found.error)
     if worst.error <= TOLERANCE:
         return CaseResult(name=path.stem, outcome=PASSED)
@@ -100,12 +106,20 @@ def main(argv: list[str] | None = None) -> int:
         print(f"cases: {options.folder} has neither mixers/ nor real_models/", file=sys.stderr)
         return 1
     counts: Counter[str] = Counter()
-    for results in (run_mixer_cases(mixers), run_real_models(real_models, options.smollm2)):
-        for result in results:
-            counts[result.outcome] += 1
-            print(result, flush=True)
+    try:
+        for results in (run_mixer_cases(mixers), run_real_models(real_models, options.smollm2)):
+            for result in results:
+                counts[result.outcome] += 1
+                print(result, flush=True)
+    except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError) as error:
+        said = " ".join((str(error) if isinstance(error, OSError) else repr(error)).split())
+        print(f"cases: the references in {real_models} cannot be used: {said}", file=sys.stderr)
+        return 1
+    if not counts:
+        print(f"cases: {options.folder} holds no case; accepted: mixers/*.safetensors", file=sys.stderr)
+        return 1
     print(", ".join(f"{counts[outcome]} {outcome}" for outcome in (PASSED, FAILED, NOT_SUPPORTED)))
-    return 1 if counts[FAILED] or not counts else 0
+    return 1 if counts[FAILED] else 0
 
 
 if __name__ == "__main__":

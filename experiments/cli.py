@@ -81,7 +81,7 @@ def _configured(options: argparse.Namespace):
 def _train(name: str, config, options: argparse.Namespace) -> int:
     from experiments.errors import TrainingError
     from experiments.train import train
-    from models.errors import CheckpointError, ConfigError
+    from models.errors import CheckpointError, ConfigError, out_of_memory
 
     try:
         result = train(
@@ -97,6 +97,11 @@ def _train(name: str, config, options: argparse.Namespace) -> int:
         return 1
     except OSError as error:
         print(f"train-lm: {error.strerror or error}: {error.filename or options.out}", file=sys.stderr)
+        return 1
+    except (MemoryError, RuntimeError) as error:
+        if (said := out_of_memory(error)) is None:
+            raise
+        print(f"train-lm: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(

@@ -24,7 +24,8 @@ class Seeds(PlainConfig):
 
     def _check(self) -> None:
         for name in ("init", "data", "eval"):
-            self._require(getattr(self, name) >= 0, name, "0 or a positive number")
+            accepted = "0 or a positive number below 2^63"
+            self._require(0 <= getattr(self, name) < 1 << 63, name, accepted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,7 @@ class OptimiserConfig(PlainConfig):
     def _check(self) -> None:
         self._require(self.lr > 0, "lr", "a positive number")
         self._require(all(0 <= b < 1 for b in self.betas), "betas", "two numbers in [0, 1)")
+        self._require(self.eps > 0, "eps", "a positive number")
         self._require(self.weight_decay >= 0, "weight_decay", "0 or a positive number")
         self._require(self.warmup_steps >= 0, "warmup_steps", "0 or a positive number")
         self._require(0 <= self.final_lr_fraction <= 1, "final_lr_fraction", "a number in [0, 1]")

@@ -80,6 +80,14 @@ class RunFolder:
             )
         self._clean()
 
+    def discard(self) -> None:
+        """Take back `open_new`, of a run that could not begin; files of others stay."""
+        shutil.rmtree(self.corpus, ignore_errors=True)
+        for name in ("eval.safetensors", "run.json"):
+            (self.path / name).unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
     def save_windows(self, tokens: Int[Tensor, "window seq"]) -> None:
         """Write the held-out windows, the same for every checkpoint."""
         self._write("eval.safetensors", safetensors.torch.save({"tokens": tokens.to(torch.int32)}))
@@ -109,7 +117,8 @@ class RunFolder:
 
     def latest(self) -> tuple[int, Path] | None:
         """Step and folder of the last checkpoint that can be resumed from; None before the first."""
-        found = [p for p in self.path.glob("step_*") if (p / "training.json").is_file()]
+        steps = (p for p in self.path.glob("step_*") if p.name[5:].isdecimal())
+        found = [p for p in steps if (p / "training.json").is_file()]
         return max(((int(p.name[5:]), p) for p in found), default=None)
 
     def training_state(self, checkpoint: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -120,9 +129,16 @@ class RunFolder:
         """
         try:
             record = json.loads((checkpoint / "training.json").read_text("utf-8"))
-        except ValueError as error:
-            raise CheckpointError(f"{checkpoint / 'training.json'} cannot be read: {error}") from error
+            number, step = record["format"], int(record["step"])
+            record["wall_s"] = float(record["wall_s"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{checkpoint / 'training.json'} cannot be read: {error!r}") from error
+        if number != FORMAT:
+            raise CheckpointError(f"{checkpoint / 'training.json'} has format {number!r}; accepted: {FORMAT}")
         tensors = checkpoint / "training.safetensors"
+        # Only before the first update has the optimiser no state.
+        if step > 0 and not tensors.is_file():
+            raise CheckpointError(f"{tensors} is missing: the optimiser's state cannot be resumed from here")
         return record, read_tensors(tensors) if tensors.is_file() else {}
 
     def drop_training_state(self, *, before: int) -> None:
@@ -141,10 +157,9 @@ class RunFolder:
         kept = []
         for line in path.read_text("utf-8", errors="replace").splitlines():
             try:
-                record = json.loads(line)
-            except ValueError:
-                break
-            if record["step"] > step:
+                if json.loads(line)["step"] > step:
+                    break
+            except (ValueError, KeyError, TypeError):
                 break
             kept.append(line + "\n")
         self._write("metrics.jsonl", "".join(kept).encode())

@@ -93,6 +93,15 @@ class _Run:
     def open(self, name: str, resume: bool) -> None:
         """Make or take up the folder, then data, model, optimiser and the state to begin from."""
         self._open_folder(name, resume)
+        try:
+            self._prepare(resume)
+        except ConfigError:
+            # Else the corrected command would find the folder taken.
+            if not resume and self.placement.is_main:
+                self.folder.discard()
+            raise
+
+    def _prepare(self, resume: bool) -> None:
         self._open_data()
         device = self.placement.device
         config = self.config.model.replace(seed=self.config.seeds.init)

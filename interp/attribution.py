@@ -154,6 +154,10 @@ def direct_logit_attribution(
         raise InterventionError(
             f"targets have shape {list(targets.shape)}; accepted: that of tokens, {list(tokens.shape)}"
         )
+    low, high = (int(end) for end in targets.aminmax())
+    if low < 0 or high >= model.config.d_vocab:
+        worst = low if low < 0 else high
+        raise InterventionError(f"target {worst} is out of range; accepted: 0..{model.config.d_vocab - 1}")
     directions = model.tokens_to_residual_directions(targets)
     if getattr(model.ln_final, "kind", None) == "layer":
         directions = directions - directions.mean(-1, keepdim=True)

@@ -35,17 +35,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _error(f"{where}{error.strerror or error}")
     except Exception as error:
-        if not _is_named(error):
+        said = _named(error)
+        if said is None:
             raise
-        return _error(error)
+        return _error(said)
     return 0
 
 
-def _is_named(error: Exception) -> bool:
+def _named(error: Exception) -> str | None:
     from kernels import KernelError
-    from models.errors import ConfigError
+    from models.errors import ConfigError, out_of_memory
 
-    return isinstance(error, ConfigError | KernelError)
+    return str(error) if isinstance(error, ConfigError | KernelError) else out_of_memory(error)
 
 
 def _error(message: object) -> int:
@@ -154,13 +155,17 @@ def _units(text: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> None:
+    from interp.errors import DetectionError
     from interp.ranks import current_ranks
 
     main_process = current_ranks().is_main
-    outputs = [path for path in (options.json, options.csv, options.html) if path and main_process]
+    given = (options.json, options.csv, options.html)
+    outputs = [path for path in given if path is not None and main_process]
     # Before the work, not after it.
-    for path in outputs:
-        _check_writable(Path(path))
+    for n, path in enumerate(outputs):
+        _check_writable(path)
+        if path in outputs[:n]:
+            raise DetectionError(f"{path} is given for two outputs; give each a name of its own")
     from interp.detect import detect
     from interp.table import print_report
 
@@ -168,7 +173,7 @@ def _run(options: argparse.Namespace) -> None:
         report = detect(
             options.path,
             steps=options.steps,
-            scores=options.scores.split(",") if options.scores else None,
+            scores=None if options.scores is None else options.scores.split(","),
             n_sequences=options.sequences,
             period=options.period,
             repeats=options.repeats,
@@ -206,11 +211,14 @@ def _contents(options: argparse.Namespace, report: DetectionReport) -> list[tupl
     return found
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(name: str) -> None:
     from interp.errors import DetectionError
 
-    if path.is_dir():
-        raise DetectionError(f"{path} is a folder; give the name of a file to write")
+    path = Path(name).resolve()
+    if path.is_dir() or not name or name.endswith("/"):
+        raise DetectionError(f"{name!r} is a folder; give the name of a file to write")
+    if path.exists() and not path.is_file():
+        return
     if not path.parent.is_dir():
         raise DetectionError(f"{path} cannot be written: there is no folder {path.parent}")
     try:

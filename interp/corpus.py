@@ -105,12 +105,22 @@ def _read_file(path: Path, name: str, *, in_pieces: bool) -> list[Document]:
         # Not text, or in another encoding (the standard library has a few such test files): left out.
         return []
     if path.suffix == ".jsonl":
-        texts = [json.loads(line)["text"] for line in text.splitlines() if line.strip()]
+        texts = [_text(path, n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
     elif in_pieces:
         texts = _pieces(text)
     else:
         return [Document(name=name, text=text)] if text.strip() else []
     return [Document(name=f"{name}#{n:05d}", text=part) for n, part in enumerate(texts) if part.strip()]
+
+
+def _text(path: Path, n: int, line: str) -> str:
+    try:
+        found = json.loads(line)["text"]
+    except (ValueError, KeyError, TypeError):
+        found = None
+    if not isinstance(found, str):
+        raise DetectionError(f"{path} line {n} is {line[:40]!r}; accepted: a JSON object with a text")
+    return found
 
 
 def _pieces(text: str) -> list[str]:

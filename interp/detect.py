@@ -82,6 +82,13 @@ def detect(
     """
     started = time.perf_counter()
     wanted = _checked_scores(scores)
+    least = {"n_sequences": (n_sequences, 1), "period": (period, 1), "repeats": (repeats, 2)}
+    for name, (value, lowest) in {**least, "n_windows": (n_windows, 1)}.items():
+        if value is not None and value < lowest:
+            raise DetectionError(f"{name} {value}; accepted: None or a number from {lowest} up")
+    # The loss curves take the next seed.
+    if not 0 <= seed < (1 << 63) - 1:
+        raise DetectionError(f"seed {seed}; accepted: 0 or a positive number below 2^63 - 1")
     source = open_source(target, device=_checked_device(device), bos=bos, steps=steps, via=via)
     missing: list[int] = []
     chosen = list(source.at_steps(steps, missing if source.lenient else None))
@@ -207,17 +214,22 @@ def _window_hash(windows: Tensor | None) -> str | None:
 def _checked_scores(scores: Sequence[str] | None) -> frozenset[str]:
     unknown = set(scores or ()) - set(SCORES)
     if unknown:
-        raise DetectionError(f"unknown scores {', '.join(sorted(unknown))}; accepted: {', '.join(SCORES)}")
+        named = ", ".join(map(repr, sorted(unknown)))
+        raise DetectionError(f"unknown scores {named}; accepted: {', '.join(SCORES)}")
     return frozenset(scores or SCORES) | {"prefix_matching", "previous_token"}
 
 
 def _checked_device(device: str) -> str:
     try:
-        kind = torch.device(device).type
+        kind, index = torch.device(device).type, torch.device(device).index or 0
     except RuntimeError:
-        raise DetectionError(f"device {device!r}; accepted: cpu, cuda, cuda:N") from None
+        kind = None
+    if kind not in ("cpu", "cuda"):
+        raise DetectionError(f"device {device!r}; accepted: cpu, cuda, cuda:N")
     if kind == "cuda" and not torch.cuda.is_available():
         raise DetectionError(f"device {device!r}: this machine has no CUDA device; accepted: cpu")
+    if kind == "cuda" and index >= torch.cuda.device_count():
+        raise DetectionError(f"device {device!r}; accepted: cpu, cuda:0..{torch.cuda.device_count() - 1}")
     return device
 
 
@@ -232,6 +244,8 @@ def _windows(
         windows = source.windows[:, : subject.n_ctx]
         return windows[: n_windows or max(8, budget // windows.shape[1])], source.windows_from
     count = n_windows or max(8, budget // min(icl.CONTEXT, subject.n_ctx))
+    if text is not None and subject.tokenizer is None:
+        raise DetectionError(f"text {text!r} cannot be read: the model has no tokenizer; accepted: no text")
     windows = corpus_windows(subject, n_windows=count, source=text)
     return windows, None if windows is None else (text or "Python standard library")
 

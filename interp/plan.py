@@ -9,6 +9,7 @@ from torch import Tensor
 
 from interp import corpus
 from interp.errors import DetectionError
+from interp.head_scores import OFFSETS
 from interp.in_context_learning import CONTEXT, icl_positions
 from interp.records import ProbeRecord
 from interp.sequences import RepeatedTokens, candidates, repeated_tokens
@@ -20,7 +21,9 @@ LOSS_PERIOD, LOSS_REPEATS = 50, 2
 N_SEQUENCES, N_LOSS_SEQUENCES = 16, 32
 # Models above this many weights read fewer loss sequences and fewer windows by default.
 LARGE_WEIGHTS = 20_000_000
-MIN_PERIOD = 4
+# Two copies of fewer tokens have no row that could look at the last of `OFFSETS`.
+MIN_PERIOD = OFFSETS[-1]
+_SHORT_PERIOD = 8
 # Below this many ids a vocabulary is a toy task's: all its ids are drawn from.
 _TOY_VOCABULARY = 200
 _SPLIT_SEED = 0
@@ -83,6 +86,9 @@ def make_plan(
         DetectionError: the vocabulary is too small or the context too short for the probe.
     """
     notes: list[str] = []
+    bos = subject.bos
+    if bos is not None and not (isinstance(bos, int) and 0 <= bos < subject.d_vocab):
+        raise DetectionError(f"BOS {bos!r}; accepted: auto, none, or an id in 0..{subject.d_vocab - 1}")
     ids = _usable_ids(subject, windows)
     given = period is not None or repeats is not None
     context = subject.n_ctx if given else min(subject.n_ctx, trained or subject.n_ctx)
@@ -171,10 +177,16 @@ def _fit(
             f"{period} distinct ones"
         )
     wanted = (period or PERIOD, repeats or REPEATS)
+    if period is not None and period * (wanted[1] - 1) < OFFSETS[-1]:
+        raise DetectionError(
+            f"a probe of {period} x {wanted[1]} tokens is too short: scores look up to {OFFSETS[-1]} tokens "
+            f"after an earlier copy; accepted: period x (repeats - 1) of {OFFSETS[-1]} or more"
+        )
     for copies in [wanted[1]] if repeats is not None else range(wanted[1], 1, -1):
         length = period or min(PERIOD, n_ids, room // copies)
         # Fewer copies rather than very short ones.
-        if length * copies <= room and length >= min(wanted[0], 2 * MIN_PERIOD if copies > 2 else MIN_PERIOD):
+        least = min(wanted[0], _SHORT_PERIOD if copies > 2 else MIN_PERIOD)
+        if length * copies <= room and length >= least and length * (copies - 1) >= OFFSETS[-1]:
             if (length, copies) != wanted:
                 notes.append(
                     f"probe shrunk from {wanted[0]} x {wanted[1]} to {length} x {copies} tokens: the "

@@ -259,10 +259,15 @@ def to_csv(report: DetectionReport) -> str:
 def write_text(path: str | Path, text: str) -> None:
     """Write a file whole or not at all: to a temporary sibling, flushed to disk, then renamed over `path`.
 
+    A link is followed; a device or pipe (`/dev/stdout`) is written to, not replaced.
+
     Raises:
         OSError: the folder cannot be written; what stood at `path` stays as it was.
     """
-    path = Path(path)
+    path = Path(path).resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
@@ -271,6 +276,9 @@ def write_text(path: str | Path, text: str) -> None:
             os.fsync(file.fileno())
         os.chmod(name, 0o666 & ~_umask())
         os.replace(name, path)
+    except OSError as error:
+        Path(name).unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise

@@ -138,6 +138,8 @@ def checked(model: LanguageModel, site: Site, form: Form | None = None) -> Site:
     model.resolve_hook(site.point, form)
     if site.head is not None:
         check_head(mixer, site.head, site.kind)
+    if site.positions is not None and not site.positions:
+        raise InterventionError("positions are (); accepted: None for all, or at least one")
     if site.positions is not None and min(site.positions, default=0) < 0:
         raise InterventionError(f"position {min(site.positions)} is negative; accepted: 0 and up")
     _check_channels(mixer, site)

@@ -102,6 +102,8 @@ def select_steps(
     for part in (names.get(part.strip(), part.strip()) for part in parts):
         low, colon, high = part.partition(":")
         try:
+            if not part:
+                raise ValueError
             ends = (int(low) if low else available[0], int(high) if high else available[-1])
         except ValueError:
             raise DetectionError(
@@ -246,6 +248,10 @@ def _in_memory(model: Any, bos: int | None | str) -> Source:
             from interp.bridge_subject import BridgeSubject
 
             return BridgeSubject(model, bos=None if bos == "auto" else bos, tokenizer=model.tokenizer)
+        if not hasattr(model, "config"):
+            raise DetectionError(
+                f"{model!r} is no path and no model; accepted: {ACCEPTED}, or a LanguageModel"
+            )
         return read_by(model, bos)
 
     return Source(

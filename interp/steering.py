@@ -16,6 +16,7 @@ state   What the head writes is changed, and stays changed for all later tokens:
         value too.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -225,6 +226,8 @@ def _check(model: LanguageModel, one: Steering) -> None:
     mixer = model.blocks[one.layer].attn
     if one.level not in ("output", "state"):
         raise InterventionError(f"level is {one.level!r}; accepted: 'output', 'state'")
+    if not math.isfinite(one.scale):
+        raise InterventionError(f"scale is {one.scale}; accepted: a finite number")
     if one.head is not None:
         check_head(mixer, one.head)
         if one.level == "state" and getattr(mixer, "n_kv_heads", mixer.n_heads) != mixer.n_heads:

@@ -273,6 +273,7 @@ class LanguageModelConfig(PlainConfig):
     def _check(self) -> None:
         for name in ("d_model", "n_layers", "d_vocab", "n_ctx"):
             self._require(getattr(self, name) > 0, name, "a positive number")
+        self._require(-(1 << 63) <= self.seed < 1 << 63, "seed", "a number of 64 bits")
         if len(self.mixers) != self.n_layers:
             raise ConfigError(
                 f"LanguageModelConfig.mixers has {len(self.mixers)} entries; accepted: one for each of the "

@@ -24,6 +24,14 @@ class HookNotFired(RuntimeError):
     """A hook point that exists, but does not fire in the chosen form."""
 
 
+def out_of_memory(error: BaseException) -> str | None:
+    """One line on what could not be allocated, on the CPU or a GPU; None for errors of another kind."""
+    said = " ".join(str(error).split())
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in said):
+        return f"out of memory, a smaller model, batch or probe is needed: {said}"
+    return None
+
+
 def closest(name: str, names: Iterable[str], n: int = 3) -> str:
     """Text to append to an error: the accepted names nearest to `name`, or all of them when few.
 

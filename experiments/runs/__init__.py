@@ -55,7 +55,7 @@ def _from_python(path: Path) -> ExperimentConfig:
         spec.loader.exec_module(module)
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"{path} does not run: {type(error).__name__}: {error}") from error
     return _config_of(module, str(path))
 

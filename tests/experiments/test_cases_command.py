@@ -69,3 +69,28 @@ def test_a_folder_without_cases(tmp_path, capsys):
     assert "has neither mixers/ nor real_models/" in capsys.readouterr().err
     (tmp_path / "mixers").mkdir()
     assert main([str(tmp_path)]) == 1
+
+
+def test_cases_that_lack_a_tensor_or_do_not_fit(folder, capsys):
+    source, mixers = FOLDER / "conv_linear_no_bias_t7.safetensors", folder / "mixers"
+    with safe_open(source, "pt") as file:
+        held, metadata = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
+    for name in ("in.weight", "out.o", "cot.o"):
+        save_file({k: t for k, t in held.items() if k != name}, mixers / f"no_{name}.safetensors", metadata)
+    save_file({**held, "grad.x": torch.ones(1)}, mixers / "shape.safetensors", metadata)
+    assert main([str(folder)]) == 1
+    out = capsys.readouterr().out
+    assert out.count("failed (does not run") == 4 and out.endswith("0 passed, 4 failed, 0 not supported\n")
+
+
+def test_folders_without_cases_and_damaged_references(folder, capsys):
+    assert main([str(folder)]) == 1
+    assert capsys.readouterr().err == f"cases: {folder} holds no case; accepted: mixers/*.safetensors\n"
+    tiny = folder / "real_models" / "tiny"
+    tiny.mkdir(parents=True)
+    missing = '{"cases": [{"architecture": "gpt2", "case": "x.safetensors"}]}'
+    for text in ("{", "[]", '{"a": 1}', missing):
+        (tiny / "cases.json").write_text(text)
+        assert main([str(folder)]) == 1
+        out, err = capsys.readouterr()
+        assert out == "" and err.count("\n") == 1 and "cannot be used" in err

@@ -93,3 +93,53 @@ def test_tensorboard_missing_is_said(tiny, tmp_path, capsys, monkeypatch):
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "tensorboard, which is not installed" in error
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_cannot_begin_leaves_nothing(tiny, tmp_path, capsys):
+    values = json.loads(Path(tiny).read_text())
+    values["model"]["d_vocab"] = 256
+    values["data"] = {
+        "kind": "text",
+        "seq": 16,
+        "d_vocab": 256,
+        "tokens": "bytes",
+        "path": str(tmp_path / "no"),
+    }
+    Path(tiny).write_text(json.dumps(values))
+    command = [tiny, "--out", str(tmp_path / "run"), "--device", "cpu", "--quiet", "--steps", "2"]
+    assert main(command) == 1
+    assert "no text at" in capsys.readouterr().err and not (tmp_path / "run").exists()
+    (tmp_path / "no").write_text("hello world\n\n" * 9000)
+    assert main(command) == 0
+
+
+@pytest.mark.parametrize("setting", ["optimiser.eps=-1", "optimiser.eps=0", f"seeds.init={10**23}"])
+def test_numbers_that_cannot_be_used(tiny, tmp_path, capsys, setting):
+    assert main([tiny, "--out", str(tmp_path / "run"), "--set", setting]) == 2
+    assert capsys.readouterr().err.count("\n") == 1 and not (tmp_path / "run").exists()
+
+
+def test_out_of_memory_is_one_line(tiny, tmp_path, capsys):
+    for setting in ("model.d_vocab=9999999999999", "training.batch=99999999999"):
+        words = [tiny, "--out", str(tmp_path / setting), "--device", "cpu", "--quiet", "--set", setting]
+        assert main(words) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "out of memory" in error
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"format": 7, "step": 4, "wall_s": 1.0}', None])
+def test_damaged_training_state(tiny, tmp_path, capsys, text):
+    words = [tiny, "--out", str(tmp_path / "run"), "--device", "cpu", "--quiet"]
+    assert main(words) == 0
+    (tmp_path / "run/step_old").mkdir()
+    (tmp_path / "run/step_old/training.json").write_text("{}")
+    (tmp_path / "run/metrics.jsonl").write_text("3\n")
+    assert main([*words, "--resume"]) == 0
+    last = tmp_path / "run/step_00000004"
+    if text is None:
+        (last / "training.safetensors").unlink()
+    else:
+        (last / "training.json").write_text(text)
+    assert main([*words, "--resume"]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and str(last) in error

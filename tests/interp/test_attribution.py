@@ -115,6 +115,8 @@ def test_errors():
         attribution_patching(model, tokens(), tokens(seq=4), [Site(kind="z", layer=0)], _metric)
     with pytest.raises(InterventionError, match="no activation of its own"):
         attribution_patching(model, tokens(), tokens(), [Site(kind="tap", layer=0, lag=1)], _metric)
+    with pytest.raises(InterventionError, match="target 999 is out of range; accepted: 0.."):
+        direct_logit_attribution(build("softmax"), tokens(), tokens() * 0 + 999)
     with pytest.raises(InterventionError, match="targets have shape"):
         direct_logit_attribution(model, tokens(), tokens(seq=3))
     with pytest.raises(InterventionError, match="no component 'L9'"):

@@ -14,6 +14,7 @@ from safetensors.torch import load, save_file
 
 from interp.cli import main
 from models.checkpoint import save_model
+from models.language_model import LanguageModel
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +125,7 @@ def test_probes_that_do_not_fit(checkpoint, capsys):
     _refused(capsys, checkpoint, "--period", 25, match="vocabulary too small")
     _refused(capsys, checkpoint, "--period", 20, "--repeats", 3, match="context shorter than the probe")
     _refused(capsys, checkpoint, "--steps", "3", match="no checkpoint at steps 3")
-    _refused(capsys, checkpoint, "--scores", "copy", match="unknown scores copy")
+    _refused(capsys, checkpoint, "--scores", "copy", match="unknown scores 'copy'")
     _refused(capsys, checkpoint, "--device", "abacus", match="accepted: cpu, cuda")
 
 
@@ -147,3 +148,55 @@ def test_a_closed_pipe_is_no_error(checkpoint):
     command = f"{sys.executable} -m interp.cli {checkpoint} --quiet | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
+
+
+def test_values_out_of_range_are_named(checkpoint, tmp_path, capsys):
+    _refused(capsys, checkpoint, "--seed", -1, match="seed -1; accepted: 0 or a positive number")
+    _refused(capsys, checkpoint, "--seed", 10**23, match="accepted: 0 or a positive number")
+    _refused(capsys, checkpoint, "--bos", 999, match="BOS 999; accepted: auto, none, or an id in 0..")
+    _refused(capsys, checkpoint, "--bos", 10**23, match="accepted: auto, none, or an id in 0..")
+    _refused(capsys, checkpoint, "--period", 1, match="a probe of 1 x 4 tokens is too short")
+    _refused(capsys, checkpoint, "--period", 4, "--repeats", 2, match="period x (repeats - 1) of 5 or more")
+    for device in ("meta", "mps"):
+        _refused(capsys, checkpoint, "--device", device, match="accepted: cpu, cuda, cuda:N")
+    _refused(capsys, checkpoint, "--scores", ",", match="unknown scores ''")
+    _refused(capsys, checkpoint, "--steps", ",", match="steps ''")
+    for name in ("", str(tmp_path / "x.csv") + "/"):
+        _refused(capsys, checkpoint, "--csv", name, match="is a folder")
+    same = tmp_path / "same"
+    _refused(capsys, checkpoint, "--csv", same, "--json", same, match="is given for two outputs")
+    assert not same.exists()
+
+
+def test_text_for_a_model_without_tokenizer(checkpoint, tmp_path, capsys):
+    _refused(capsys, checkpoint, "--text", tmp_path / "none", match="the model has no tokenizer")
+
+
+def test_a_context_too_short_for_every_offset(tmp_path, capsys):
+    config = induction_model().config.replace(n_ctx=9, positions="none", rope=None)
+    folder = save_model(tmp_path / "short", LanguageModel(config))
+    _refused(capsys, folder, match="context shorter than the probe: the model holds 9 tokens")
+
+
+def test_a_model_that_no_memory_holds(checkpoint, capsys):
+    path = checkpoint / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "d_vocab": 10**13}))
+    _refused(capsys, checkpoint, match="out of memory")
+
+
+def test_links_are_followed_and_pipes_written_to(checkpoint, tmp_path, capsys):
+    (tmp_path / "link").symlink_to(tmp_path / "target")
+    assert main([str(checkpoint), "--quiet", "--csv", str(tmp_path / "link"), "--json", os.devnull]) == 0
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "target").read_text().startswith("step")
+    assert not os.path.isfile(os.devnull)
+
+
+def test_damaged_lines_of_text(tmp_path):
+    from interp.corpus import documents
+    from interp.errors import DetectionError
+
+    path = tmp_path / "text.jsonl"
+    for line in ("{bad", "[1]", '{"foo": 1}', '{"text": 3}'):
+        path.write_text('{"text": "good"}\n' + line + "\n")
+        with pytest.raises(DetectionError, match="line 2 is .* accepted: a JSON object"):
+            documents(path)

@@ -110,7 +110,7 @@ def test_what_does_not_fit_is_refused():
         DetectionError, match=r"context shorter than the probe: the model holds 41 tokens.*46"
     ):
         detect(model, period=15, repeats=3)
-    with pytest.raises(DetectionError, match="unknown scores entropy; accepted: prefix_matching"):
+    with pytest.raises(DetectionError, match="unknown scores 'entropy'; accepted: prefix_matching"):
         detect(model, scores=["entropy"])
 
 

@@ -227,6 +227,7 @@ def test_nothing_stays_attached_after_an_exception():
         (Site(kind="z", layer=0, lag=1), InterventionError, "lag is 1"),
         (Site(kind="conv", layer=0, channels=(3, 99)), InterventionError, r"channels are \(3, 99\)"),
         (Site(kind="z", layer=0, positions=(-1,)), InterventionError, "position -1"),
+        (Site(kind="z", layer=0, positions=()), InterventionError, "at least one"),
     ],
 )
 def test_errors_name_the_value_and_what_is_accepted(site, error, said):
