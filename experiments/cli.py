@@ -17,6 +17,14 @@ def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    try:
+        return _run(parser, options)
+    except KeyboardInterrupt:
+        print("train-lm: stopped before training began", file=sys.stderr)
+        return 130
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if not options.list and (options.run is None or options.out is None):
         parser.error("RUN and --out DIR are needed (or --list)")
     from models.errors import ConfigError

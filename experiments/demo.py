@@ -11,9 +11,14 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 RUNS = ("demo-softmax", "demo-mamba1", "demo-mamba2", "demo-linear")
 AT_ONCE = 2
+COLUMNS = (
+    *("run", "strongest cut", "offset", "nats", "prefix", "chance", "copying", "induction", "order gain"),
+    *("onset", "half"),
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -76,35 +81,37 @@ def detect_all(out: Path) -> dict:
 
 
 def print_summary(reports: Mapping) -> None:
-    """One row a run: its strongest unit at the last checkpoint, and when induction appeared."""
+    """One row a run: the unit whose edges matter most at the last checkpoint, and when induction appeared."""
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title="Induction, run by run (last checkpoint; steps of the transition)")
-    for column in (
-        "run",
-        "strongest unit",
-        "prefix",
-        "chance",
-        "copying",
-        "induction",
-        "order gain",
-        "onset",
-        "half",
-    ):
-        table.add_column(column, justify="left" if column in ("run", "strongest unit") else "right")
+    title = "Induction, run by run: last checkpoint, and steps at which order gain set in"
+    table = Table(title=title, title_justify="left")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
     for name, report in reports.items():
-        last = report.checkpoints[-1]
-        best = max(last.heads, key=lambda head: head.prefix_matching)
-        gain = (report.phase_transition or {}).get("order_gain")
-        onset = "none" if gain is None else "{:g}-{:g}".format(*gain["onset_step"])
-        half = "" if gain is None else f"{gain['midpoint_step']:.0f}"
-        unit = f"L{best.layer} {best.unit} {best.head} ({best.reading})"
-        found = f"{len(report.induction_heads())} of {len(last.heads)}"
-        cells = [unit, f"{best.prefix_matching:.2f}", f"{best.prefix_matching_chance:.2f}"]
-        cells += [f"{best.copying_edge:.2f}", found, f"{last.order_gain_nats:.2f} nats", onset, half]
-        table.add_row(name, *cells)
-    Console(width=110).print(table)
+        table.add_row(name, *_cells(report))
+    Console(width=112).print(table)
+
+
+def _cells(report: Any) -> list[str]:
+    last = report.checkpoints[-1]
+    best = max(last.heads, key=lambda head: head.offset_effect_nats or 0.0)
+    units = {(head.layer, head.head) for head in last.heads}
+    found = {(head.layer, head.head) for head in report.induction_heads()}
+    gain = (report.phase_transition or {}).get("order_gain")
+    return [
+        f"layer {best.layer}" + (f" head {best.head}" if best.unit == "head" else ""),
+        f"+{best.offset}",
+        f"{best.offset_effect_nats:.2f}",
+        f"{best.prefix_matching:.2f}",
+        f"{best.prefix_matching_chance:.2f}",
+        f"{best.copying_edge:.2f}",
+        f"{len(found)} of {len(units)}",
+        f"{last.order_gain_nats:.2f}",
+        "none" if gain is None else "{:g}-{:g}".format(*gain["onset_step"]),
+        "" if gain is None else f"{gain['midpoint_step']:.0f}",
+    ]
 
 
 if __name__ == "__main__":

@@ -94,7 +94,9 @@ def _run_table(reports: Mapping[str, DetectionReport]) -> str:
     rows = []
     for name, report in reports.items():
         last, found = report.checkpoints[-1], report.phase_transition or {}
-        best, n_found = strongest(last.heads, 1), len(report.induction_heads())
+        # A unit with two readings has a row for each.
+        best = strongest(last.heads, 1)
+        n_found = len({(head.layer, head.head) for head in report.induction_heads()})
         unit = unit_name(best[0], with_reading=several_readings(last.heads)) if best else ""
         cells = [
             escaped(name),

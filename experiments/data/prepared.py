@@ -127,7 +127,7 @@ def _from_token_file(config: TextConfig, folder: Path) -> Corpus:
         )
     digest = hashlib.sha256(memoryview(tokens).cast("B")).hexdigest()
     kept = folder / "corpus.json"
-    if kept.is_file() and (old := json.loads(kept.read_text("utf-8"))["sha256"]) != digest:
+    if kept.is_file() and (old := str(_entry(kept, "sha256"))) != digest:
         raise CheckpointError(
             f"{str(path)!r} is not the corpus this run began with: SHA-256 {old[:12]} -> {digest[:12]}"
         )
@@ -139,13 +139,24 @@ def _from_token_file(config: TextConfig, folder: Path) -> Corpus:
     return Corpus(train=tokens[:cut], held_out=tokens[cut:], tokenizer_json=tokenizer_beside(path))
 
 
+def _entry(path: Path, key: str) -> object:
+    """One value of a JSON file beside a corpus."""
+    try:
+        return json.loads(path.read_text("utf-8"))[key]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is no JSON object with {key!r}") from error
+
+
 def _cut(path: Path, tokens: np.ndarray, share: float) -> int:
     """Where the held-out tokens begin: as `NAME.corpus.json` says, else the last share, from a document's
     start.
     """
     beside = path.with_name(f"{path.name.split('.')[0]}.corpus.json")
     if beside.is_file():
-        return int(json.loads(beside.read_text("utf-8"))["train_tokens"])
+        cut = _entry(beside, "train_tokens")
+        if not isinstance(cut, int) or not 0 < cut < len(tokens):
+            raise ConfigError(f"{beside} has train_tokens {cut!r}; accepted: 1..{len(tokens) - 1}")
+        return cut
     cut = int(len(tokens) * (1 - share))
     ends = np.flatnonzero(tokens[cut:] == SEPARATOR)
     # A separator in the first half of the share moves the cut to a document's start.

@@ -75,12 +75,12 @@ def run_comparison(
                 hovertemplate=f"{text}<br>midpoint {middle:,.0f}<extra></extra>",
                 name=f"{text} midpoint",
             )
-    style(figure, theme, title=title, height=270)
+    style(figure, theme, title=title, height=282)
     figure.update_xaxes(**axis_layout(grid))
     figure.update_yaxes(title_text=quantity, range=span)
     label_ends(figure, labels, y_range=span, panel_px=190)
     figure.update_layout(
         showlegend=False,
-        margin={"l": 64, "r": room_for(text for text, _, _ in labels), "t": 44 if title else 20, "b": 52},
+        margin={"l": 64, "r": room_for(text for text, _, _ in labels), "t": 52 if title else 32, "b": 52},
     )
     return figure
