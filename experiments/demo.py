@@ -16,8 +16,8 @@ from typing import Any
 RUNS = ("demo-softmax", "demo-mamba1", "demo-mamba2", "demo-linear")
 AT_ONCE = 2
 COLUMNS = (
-    *("run", "strongest cut", "offset", "nats", "prefix", "chance", "copying", "induction", "order gain"),
-    *("onset", "half"),
+    *("run", "strongest cut", "offset", "nats", "prefix", "chance", "copying", "induction", "gain", "onset"),
+    "half",
 )
 
 
@@ -82,16 +82,17 @@ def detect_all(out: Path) -> dict:
 
 def print_summary(reports: Mapping) -> None:
     """One row a run: the unit whose edges matter most at the last checkpoint, and when induction appeared."""
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    title = "Induction, run by run: last checkpoint, and steps at which order gain set in"
-    table = Table(title=title, title_justify="left")
+    title = "Last checkpoint of each run; gain is the order gain (nats), onset and half are its steps"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in COLUMNS:
-        table.add_column(column, justify="left" if column in COLUMNS[:2] else "right")
+        table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:2] else "right")
     for name, report in reports.items():
         table.add_row(name, *_cells(report))
-    Console(width=112).print(table)
+    Console(width=116).print(table)
 
 
 def _cells(report: Any) -> list[str]:
@@ -101,7 +102,7 @@ def _cells(report: Any) -> list[str]:
     found = {(head.layer, head.head) for head in report.induction_heads()}
     gain = (report.phase_transition or {}).get("order_gain")
     return [
-        f"layer {best.layer}" + (f" head {best.head}" if best.unit == "head" else ""),
+        f"L{best.layer}" + (f" head {best.head}" if best.unit == "head" else ""),
         f"+{best.offset}",
         f"{best.offset_effect_nats:.2f}",
         f"{best.prefix_matching:.2f}",

@@ -143,7 +143,7 @@ def main(argv: list[str] | None = None) -> int:
         f"vocabulary "
         f"{D_VOCAB}, batch {BATCH} of {SEQ} tokens. Median of {options.rounds} interleaved rounds. "
         f"Speed: peer's time over "
-        "ours. Peak: memory above that of the built model, in a process of its own."
+        "ours. Peak: of two steps, above what the built model holds, in a process of its own."
     )
     path = write_results("training-cpu", "Training step against Hugging Face, CPU", table, notes)
     print(table, f"\nwritten: {path}")
