@@ -81,10 +81,9 @@ def phase_transition(
         seed: Of the bootstrap.
 
     Returns:
-        None when neither prefix matching nor order gain has a transition: the in-context-learning score
-        alone also
-        falls in models without induction (a one-layer model learns which tokens occur). None for fewer than 4
-        checkpoints.
+        None when the order gain has no transition (where it is not given: when prefix matching has none). The
+        other two move without induction too: a one-layer model learns which tokens occur, and on i.i.d. data
+        a head's weights drift, with nothing to hold them. None for fewer than 4 checkpoints.
 
     Raises:
         ValueError: steps that do not rise, shapes that differ, a value that is not finite.
@@ -104,7 +103,8 @@ def phase_transition(
             found[name] = None
             continue
         found[name] = fit_transition(steps, values, name=name, onset_thresholds=thresholds, **options)
-    if found["prefix_matching"] is None and found["order_gain"] is None:
+    # A head's weights drift where nothing depends on them (seen on i.i.d. data): behaviour decides.
+    if found["prefix_matching" if order_gain is None else "order_gain"] is None:
         return None
     lead_of = _pair(found)
     with_seeds = any(np.ndim(values) == 3 for values, _, _ in curves.values())

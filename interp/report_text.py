@@ -75,7 +75,7 @@ def transition_sentences(report: DetectionReport) -> list[str]:
     found = report.phase_transition
     if found is None:
         return [
-            "No phase transition: neither prefix matching nor the order gain has a step beyond noise "
+            "No phase transition: the order gain has no step beyond noise "
             "and drift."
         ]
     there = [(name, found[key]["onset_step"]) for key, name in CURVES.items() if found.get(key) is not None]
