@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.seed_interval import cell
-from experiments.trained_runs import Job, available_device, train_missing
+from experiments.trained_runs import Job, available_device, trained
 
 RESULTS = Path(__file__).parent / "results"
 # Run, and the steps it needs to show its circuit at most seeds where that is more than its own (LOG.md).
@@ -65,8 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     store = Lines(options.results / "offset_table.jsonl")
     missing = [] if options.report else [job for job in jobs if not store.has(job)]
-    folders = train_missing(missing, options.out, device=device, n_processes=options.processes)
-    for job, folder in folders.items():
+    for job, folder in trained(missing, options.out, device=device, n_processes=options.processes):
         store.add(job, measure(job, folder, device))
         print(f"measured {job.name}", flush=True)
     (options.results / "offset_table.md").write_text(report(store.rows), encoding="utf-8")

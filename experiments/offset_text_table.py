@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.offset_table import RESULTS, Lines, steps_cell, taps_cell
 from experiments.seed_interval import cell
-from experiments.trained_runs import Job, available_device, train_missing
+from experiments.trained_runs import Job, available_device, trained
 
 CONTROL = "gpu-text-softmax-1l"
 RUNS = (
@@ -49,8 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     ]
     store = Lines(options.results / "offset_text_table.jsonl")
     missing = [] if options.report else [job for job in jobs if not store.has(job)]
-    folders = train_missing(missing, options.out, device=device, n_processes=options.processes)
-    for job, folder in folders.items():
+    for job, folder in trained(missing, options.out, device=device, n_processes=options.processes):
         store.add(job, measure(job, folder, device, options.every))
         print(f"measured {job.name}", flush=True)
     found = onsets(store.rows)
@@ -101,7 +100,9 @@ def measure(job: Job, folder: Path, device: str, every: int) -> dict[str, Any]:
 
 
 def series(checkpoints: Sequence[tuple[int, Path]], windows: Any, seq: int, device: str) -> dict[str, Any]:
-    """Order gain by sequence, ICL and hit loss by window at every checkpoint, nats."""
+    """Order gain by sequence, ICL (means around its two positions) by window and hit loss, at every
+    checkpoint, nats.
+    """
     import torch
 
     from interp import in_context_learning as icl
@@ -123,7 +124,9 @@ def series(checkpoints: Sequence[tuple[int, Path]], windows: Any, seq: int, devi
         gain = icl.repeat_losses(in_order, shuffled, plan.loss_in_order).order_gain
         found["steps"].append(step)
         found["order_gain"].append([round(value, 5) for value in gain.tolist()])
-        found["in_context_learning"].append([round(value, 5) for value in learned.by_sequence.tolist()])
+        found["in_context_learning"].append(
+            [round(value, 5) for value in learned.window_by_sequence.tolist()]
+        )
         found["hit_loss"].append(icl.hit_loss(losses, plan.windows.to(losses.device))[0])
     return found
 
@@ -240,7 +243,7 @@ def _deltas(found: Sequence[dict[str, Any]]) -> str:
 def _onset_lines(found: dict[str, Any]) -> list[str]:
     about = (
         "Onsets in steps: the pair of checkpoints around it [95% interval over seeds and sequences]; order "
-        "gain at .1 nat, ICL at 10% of its change. Seeds are put on one grid, linear between their "
+        "gain at .1 nat, ICL (means around its two positions) at 10% of its change. Seeds are put on one grid, linear between their "
         f"checkpoints. `ICL above control`: minus the ICL of `{CONTROL}` at the same seed, step "
         "and windows. Lead: of "
         "order gain over that, 95% interval, positive when order gain comes first."

@@ -16,7 +16,7 @@ import torch
 
 from experiments.offset_table import RESULTS, Lines
 from experiments.seed_interval import cell
-from experiments.trained_runs import Job, available_device, train_missing
+from experiments.trained_runs import Job, available_device, trained
 
 RUNS = ("recall-mamba1", "recall-mamba1-1l", "recall-mamba2", "recall-mamba2-1l", "recall-softmax")
 N_SEQUENCES = 128
@@ -44,8 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     jobs = [Job(run=run, seed=seed, settings=settings) for run in options.only for seed in options.seeds]
     store = Lines(options.results / "recall_interchange.jsonl")
     missing = [job for job in jobs if not store.has(job)]
-    folders = train_missing(missing, options.out, device=device, n_processes=options.processes)
-    for job, folder in folders.items():
+    for job, folder in trained(missing, options.out, device=device, n_processes=options.processes):
         store.add(job, measure(job, folder, device))
         print(f"measured {job.name}", flush=True)
     text = report(store.rows)

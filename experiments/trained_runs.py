@@ -1,8 +1,8 @@
 """Named runs trained where they are missing, for experiments over runs and seeds; resumable."""
 
 import multiprocessing
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,26 +52,33 @@ def available_device(device: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def train_missing(jobs: Sequence[Job], out: Path, *, device: str, n_processes: int = 1) -> dict[Job, Path]:
-    """Train every job whose last checkpoint is not there; returns the run folders.
+def trained(
+    jobs: Sequence[Job], out: Path, *, device: str, n_processes: int = 1
+) -> Iterator[tuple[Job, Path]]:
+    """Each job and its run folder as soon as it is trained; folders with the last checkpoint are not trained.
 
-    Several processes share the device: small models leave most of a GPU idle.
+    Several processes share the device: small models leave most of a GPU idle. The first error is raised once
+    those that had begun have ended.
     """
-    wanted = [(job, out / job.name, device) for job in jobs]
     if n_processes == 1:
-        for one in wanted:
-            _train(one)
-    else:
-        with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
-            # In order, so that the first error is raised.
-            list(pool.map(_train, wanted))
-    return {job: folder for job, folder, _ in wanted}
+        for job in jobs:
+            _train(job, out / job.name, device)
+            yield job, out / job.name
+        return
+    with ProcessPoolExecutor(n_processes, multiprocessing.get_context("spawn")) as pool:
+        futures = {pool.submit(_train, job, out / job.name, device): job for job in jobs}
+        try:
+            for future in as_completed(futures):
+                future.result()
+                yield futures[future], out / futures[future].name
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
 
 
-def _train(wanted: tuple[Job, Path, str]) -> None:
+def _train(job: Job, folder: Path, device: str) -> None:
     from experiments.train import train
 
-    job, folder, device = wanted
     config = job.config(device)
     if folder.is_dir() and any(step == config.training.steps for step, _ in list_checkpoints(folder)):
         return

@@ -311,7 +311,7 @@ def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
         "icl_positions": (learned.late, learned.early),
         "hit_loss_nats": hits,
         "hit_share": share,
-        "in_context_learning_by_window": tuple(learned.by_sequence.tolist()),
+        "in_context_learning_by_window": tuple(learned.window_by_sequence.tolist()),
         "loss_by_position_nats": tuple(losses.double().mean(0).tolist()),
     }
 

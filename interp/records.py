@@ -107,7 +107,8 @@ class CheckpointScores:
     copies, `repeat_gain` (first minus later), `order_gain` (later copies shuffled each on its own, minus in
     order). `hit_loss_nats`: held-out text at tokens whose bigram already occurred in the window.
     `*_by_sequence` and `*_by_window` hold the samples behind the means, the same sequences at every
-    checkpoint.
+    checkpoint; `in_context_learning_by_window` those of the window means, which transitions are fitted to: a
+    difference of two single tokens' losses is too noisy to date.
     """
 
     step: int

@@ -11,7 +11,8 @@ from experiments import calibrate_null, offset_table, offset_text_table, recall_
 from experiments.data.config import RecallConfig
 from experiments.runs import load_run
 from experiments.seed_interval import cell, over_seeds
-from experiments.trained_runs import Job, train_missing
+from experiments.trained_runs import Job, trained
+from models.errors import ConfigError
 
 
 def test_every_run_of_the_tables_exists():
@@ -59,7 +60,18 @@ def test_a_small_run_is_trained_measured_kept_and_not_trained_again(tmp_path, ca
     assert "training" not in capsys.readouterr().out
     assert len((tmp_path / "offset_table.jsonl").read_text().splitlines()) == 1
     job = Job(run=row["run"], seed=0, settings=tuple(row["settings"]))
-    assert train_missing([job], tmp_path / "runs", device="cpu")[job].name == "periodic-linear-conv-1l-s0"
+    found = dict(trained([job], tmp_path / "runs", device="cpu"))
+    assert found[job].name == "periodic-linear-conv-1l-s0"
+
+
+def test_jobs_come_as_they_are_trained_and_an_error_is_raised(tmp_path):
+    common = ("training.steps=2", "training.batch=4")
+    jobs = [Job(run="periodic-softmax-1l", seed=seed, settings=common) for seed in (0, 1)]
+    found = dict(trained(jobs, tmp_path, device="cpu", n_processes=2))
+    assert set(found) == set(jobs) and all((folder / "run.json").is_file() for folder in found.values())
+    bad = Job(run="periodic-softmax-1l", seed=2, settings=(*common, "training.cuda_graph=true"))
+    with pytest.raises(ConfigError, match="cuda_graph is true"):
+        list(trained([bad], tmp_path, device="cpu", n_processes=2))
 
 
 def test_unknown_runs_are_refused(tmp_path, capsys):
