@@ -243,7 +243,8 @@ def _deltas(found: Sequence[dict[str, Any]]) -> str:
 def _onset_lines(found: dict[str, Any]) -> list[str]:
     about = (
         "Onsets in steps: the pair of checkpoints around it [95% interval over seeds and sequences]; order "
-        "gain at .1 nat, ICL (means around its two positions) at 10% of its change. Seeds are put on one grid, linear between their "
+        "gain at .1 nat, ICL (means around its two positions) at 10% of its change. Seeds are put on one "
+        "grid, linear between their "
         f"checkpoints. `ICL above control`: minus the ICL of `{CONTROL}` at the same seed, step "
         "and windows. Lead: of "
         "order gain over that, 95% interval, positive when order gain comes first."

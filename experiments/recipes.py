@@ -133,5 +133,5 @@ def gpu_text(
         checkpoints=CheckpointConfig(
             log_spaced=12, windows=windows or ((100, steps, 100),), training_state="last"
         ),
-        evaluation=EvalConfig(n_windows=64, batch=16),
+        evaluation=EvalConfig(n_windows=256, batch=32),
     )
