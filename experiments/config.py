@@ -13,6 +13,8 @@ from models.config import LanguageModelConfig
 from models.errors import ConfigError, closest
 from models.plain_config import PlainConfig
 
+_CAPTURE = "training.cuda_graph"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds(PlainConfig):
@@ -61,8 +63,9 @@ class TrainingConfig(PlainConfig):
 
     `batch` is the global number of sequences of one update; it is split over processes and over
     `accumulation` parts. `precision` "auto" is bfloat16 autocast on CUDA and float32 elsewhere. `cuda_graph`
-    captures the whole step on CUDA. `threads` sets torch's CPU threads (None leaves them): results are
-    bit-identical only at equal threads.
+    captures the whole step on CUDA: None does so wherever it can be done (`ExperimentConfig.captures_step`),
+    true is met or refused, false leaves the step eager. `threads` sets torch's CPU threads (None leaves
+    them): results are bit-identical only at equal threads.
     """
 
     steps: int
@@ -70,7 +73,7 @@ class TrainingConfig(PlainConfig):
     accumulation: int = 1
     precision: Literal["auto", "fp32", "bf16"] = "auto"
     compile: bool = False
-    cuda_graph: bool = False
+    cuda_graph: bool | None = None
     threads: int | None = None
     log_every: int = 10
 
@@ -154,6 +157,22 @@ class ExperimentConfig(PlainConfig):
     seeds: Seeds = field(default_factory=Seeds)
     clamp: ClampConfig | None = None
 
+    def captures_step(self, device: str, n_processes: int) -> bool:
+        """Whether the whole step runs as one captured CUDA graph on a kind of device ("cuda", "cpu").
+
+        Raises:
+            ConfigError: `training.cuda_graph` is true where a step cannot be captured.
+        """
+        training = self.training
+        fits = device == "cuda" and n_processes == 1
+        if training.cuda_graph and not fits:
+            raise ConfigError(
+                "training.cuda_graph is true; accepted: only on one CUDA device, in one process"
+            )
+        if training.cuda_graph is not None:
+            return training.cuda_graph
+        return fits and not (self.clamp or training.compile or training.accumulation > 1)
+
     def _check(self) -> None:
         if self.clamp is not None and (self.training.compile or self.training.cuda_graph):
             raise ConfigError("clamp is given; accepted: only with training.compile and cuda_graph false")
@@ -203,12 +222,18 @@ def with_settings(config: ExperimentConfig, settings: list[str]) -> ExperimentCo
 
 
 def differing_keys(stored: dict[str, Any], current: dict[str, Any]) -> list[str]:
-    """`key: stored -> current` for every dotted key on which two configurations differ."""
+    """`key: stored -> current` for every dotted key on which two configurations differ.
+
+    `training.cuda_graph` left open (None, or absent) differs from nothing: the losses are the same.
+    """
     a, b = flattened(stored), flattened(current)
     missing = "(absent)"
+    keys = dict.fromkeys([*a, *b])
+    if None in (a.get(_CAPTURE), b.get(_CAPTURE)):
+        keys.pop(_CAPTURE, None)
     return [
         f"{key}: {a.get(key, missing)!r} -> {b.get(key, missing)!r}"
-        for key in dict.fromkeys([*a, *b])
+        for key in keys
         if a.get(key, missing) != b.get(key, missing)
     ]
 

@@ -26,6 +26,7 @@ def run_record(name: str, config: ExperimentConfig, placement: Placement) -> dic
         "device": torch.cuda.get_device_name(placement.device) if cuda else "cpu",
         "threads": torch.get_num_threads(),
         "processes": placement.n_processes,
+        "cuda_graph": config.captures_step(placement.device.type, placement.n_processes),
     }
 
 

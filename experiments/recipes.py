@@ -120,7 +120,7 @@ def gpu_text(
     lr: float = 3e-3,
     windows: tuple[tuple[int, int, int], ...] = (),
 ) -> ExperimentConfig:
-    """Any text on one GPU (`--set data.path=...`): BPE of 8,192 entries, context 512, batch 32, CUDA graph.
+    """Any text on one GPU (`--set data.path=...`): BPE of 8,192 entries, context 512, batch 32.
 
     With a token file: `--set data.tokens=file --set data.path=NAME.bin.xz`.
     """
@@ -128,7 +128,7 @@ def gpu_text(
         description=description,
         model=attention_only(mixers, d_model=d_model, d_vocab=8192, n_ctx=512, positions=positions),
         data=TextConfig(seq=512, d_vocab=8192),
-        training=TrainingConfig(steps=steps, batch=32, cuda_graph=True, log_every=50),
+        training=TrainingConfig(steps=steps, batch=32, log_every=50),
         optimiser=OptimiserConfig(lr=lr, weight_decay=0.1, warmup_steps=200),
         checkpoints=CheckpointConfig(
             log_spaced=12, windows=windows or ((100, steps, 100),), training_state="last"

@@ -1,6 +1,5 @@
 """One update, eager, compiled or captured as a CUDA graph."""
 
-
 from collections.abc import Callable
 
 import torch
@@ -20,11 +19,12 @@ Step = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 def make_step(
     model: nn.Module, optimiser: torch.optim.Optimizer, config: ExperimentConfig, placement: Placement
 ) -> Step:
-    """The update that `config.training` and `config.clamp` ask for. Weights sum to 1 over the global "
-    "batch."""
+    """The update that `config.training` and `config.clamp` ask for. Weights sum to 1 over the global
+    batch.
+    """
     training, clip = config.training, config.optimiser.clip
     start, stop = placement.part(training.batch)
-    if training.cuda_graph:
+    if config.captures_step(placement.device.type, placement.n_processes):
         from experiments.cuda_graph import GraphedStep
 
         return GraphedStep(

@@ -83,10 +83,8 @@ class _Run:
         self.step, self.wall_s = 0, 0.0
         self.record: dict[str, Any] = {}
         self.tokenizer_json: str | None = None
-        if config.training.cuda_graph and (placement.device.type != "cuda" or placement.n_processes > 1):
-            raise ConfigError(
-                "training.cuda_graph is true; accepted: only on one CUDA device, in one process"
-            )
+        # Before the folder is made: an explicit request may be refused.
+        self._captured = config.captures_step(placement.device.type, placement.n_processes)
 
     # Opening.
 
@@ -109,7 +107,7 @@ class _Run:
         self.model = (LanguageModel(config) if latest is None else load_model(latest[1])).to(device)
         self.model.train()
         self.optimiser = build_optimiser(
-            self.model, self.config.optimiser, device, capturable=self.config.training.cuda_graph
+            self.model, self.config.optimiser, device, capturable=self._captured
         )
         if latest is not None:
             record, state = self.folder.training_state(latest[1])
