@@ -1,9 +1,17 @@
 """Figures: each function returns a plotly Figure and shows or fetches nothing. `mode` is `light` or `dark`.
 
 A function has the name of its module; `interp.figures.attention_map` is the function.
+
+attention_map         one unit's weights on one sequence       token_view      one row of them, as text
+checkpoint_animation  the same over training                   score_matrix    by layer and head, over time
+head_grid             many maps, layers down, heads across     phase_plot      scores and losses over training
+composition_graph     which heads read which, above the null   run_comparison  several runs on one axis
+loss_by_position      loss along the sequence                  offset_profile  weight or effect by offset
 """
 
 from interp.figures.attention_map import attention_map
+from interp.figures.checkpoint_animation import checkpoint_animation
+from interp.figures.composition_graph import composition_graph
 from interp.figures.head_grid import head_grid
 from interp.figures.loss_by_position import loss_by_position
 from interp.figures.offset_profile import offset_profile
@@ -19,6 +27,8 @@ __all__ = [
     "MODES",
     "Theme",
     "attention_map",
+    "checkpoint_animation",
+    "composition_graph",
     "head_grid",
     "loss_by_position",
     "offset_profile",

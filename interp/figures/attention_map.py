@@ -5,15 +5,18 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from interp.figures.downsample import MOST_CELLS, add_note, block_extremes, block_note, causal_blank
 from interp.figures.theme import Theme, colour_bar, scale, style, theme_of
 from interp.figures.token_text import label
 
-# Largest side drawn cell by cell; longer sequences are drawn as block maxima of the absolute value.
-MOST_CELLS = 256
 # Up to this many tokens every one is labelled; beyond, every k-th (hover always names both).
 MOST_LABELS = 64
 # Above this many, labels need a large figure.
 MOST_SMALL = 36
+# Negative weights of at least this share of the limit carry a minus sign, for readers and prints without
+# colour.
+MARKED_SHARE = 0.1
+SIGN_TEXT = {"texttemplate": "%{text}", "textfont": {"size": 10}}
 
 
 def attention_map(
@@ -22,6 +25,8 @@ def attention_map(
     *,
     targets: bool = True,
     limit: float | None = None,
+    signed: bool | None = None,
+    most: int = MOST_CELLS,
     quantity: str = "attention",
     mode: str = "light",
     title: str | None = None,
@@ -30,31 +35,30 @@ def attention_map(
 
     Args:
         matrix: [n n]; entry [i, j] is what destination i reads from source j. Entries above the diagonal
-        that are
-            zero are left blank.
+            that are zero are left blank.
         tokens: The n tokens; escaped, whitespace and control characters made visible.
         targets: Outline the induction targets: sources j whose previous token is an earlier copy of token i.
         limit: Upper end of the colours (and, for signed weights, minus the lower end); default the largest
-        absolute
-            weight. It is stated on the colour bar.
+            absolute weight. It is stated on the colour bar.
+        signed: Use the diverging scale; default when some weight is negative.
+        most: Cells a side; longer sequences are drawn as block extremes.
         quantity: Name on the colour bar.
         mode: `light` or `dark`.
         title: Of the figure.
 
     Returns:
-        Heatmap (z as given up to 256 tokens, else block maxima), outlines of the targets. Weights with a
-        negative
-        entry get the diverging scale with symmetric limits.
+        Heatmap (z as given up to `most` tokens, else block extremes, which a note states), outlines of the
+        targets. Signed weights get symmetric limits, and their clearly negative cells a minus sign.
 
     Raises:
         ValueError: the matrix is not square, does not fit the tokens, or holds a value that is not finite.
     """
     weights = _checked(matrix, tokens)
     theme, n = theme_of(mode), len(tokens)
-    signed = bool(weights.min() < 0) if n else False
+    signed = bool(weights.min() < 0) if signed is None else signed
     top = limit or float(np.abs(weights).max()) or 1.0
-    shown, block = _blocks(weights)
-    z = np.where(np.triu(np.ones_like(shown, dtype=bool), k=1) & (shown == 0), np.nan, shown)
+    shown, block = block_extremes(weights, most=most)
+    z = causal_blank(shown)
     ends = [-top, 0, top] if signed else [0, top / 2, top]
     centres = np.arange(len(z)) * block + (block - 1) / 2
     figure = go.Figure(
@@ -68,6 +72,7 @@ def attention_map(
             colorbar=colour_bar(theme, quantity)
             | {"tickvals": ends, "ticktext": [_number(end) for end in ends]}
             | {"len": 0.7},
+            **({"text": negative_signs(z, top), **SIGN_TEXT} if signed and n <= MOST_LABELS else {}),
             hoverongaps=False,
             name=quantity,
             hoverlabel={"align": "left"},
@@ -77,6 +82,7 @@ def attention_map(
     outlined = induction_targets(tokens) if targets and block == 1 else []
     _outlines(figure, outlined, len(tokens), theme.ink if signed else theme.outline)
     style(figure, theme, title=title)
+    add_note(figure, block_note(block), theme)
     _axes(figure, tokens, centres, theme)
     return figure
 
@@ -100,22 +106,13 @@ def _checked(matrix: np.ndarray | Sequence[Sequence[float]], tokens: Sequence[st
     return weights
 
 
+def negative_signs(z: np.ndarray, top: float) -> list[list[str]]:
+    """A minus sign for every clearly negative cell, beside the limit `top`."""
+    return np.where(z <= -MARKED_SHARE * top, "−", "").tolist()
+
+
 def _number(value: float) -> str:
     return f"{value:.2g}".replace("-", "−")
-
-
-def _blocks(weights: np.ndarray) -> tuple[np.ndarray, int]:
-    """Weights as they are, or for long sequences the entry of largest absolute value in each block, and its
-    side."""
-    block = -(-len(weights) // MOST_CELLS)
-    if block == 1:
-        return weights, 1
-    side = -(-len(weights) // block)
-    padded = np.zeros((side * block, side * block))
-    padded[: len(weights), : len(weights)] = weights
-    tiles = padded.reshape(side, block, side, block).transpose(0, 2, 1, 3).reshape(side, side, -1)
-    largest = np.abs(tiles).argmax(axis=-1)
-    return np.take_along_axis(tiles, largest[..., None], axis=-1)[..., 0], block
 
 
 def induction_targets(tokens: Sequence[str | bytes]) -> list[tuple[int, int]]:
@@ -181,7 +178,7 @@ def _axes(figure: go.Figure, tokens: Sequence[str | bytes], centres: np.ndarray,
     margin = {
         "l": reach,
         "r": 104,
-        "t": 44 if figure.layout.title.text else 14,
+        "t": (44 if figure.layout.title.text else 14) + (14 if figure.layout.annotations else 0),
         "b": reach if stride == 1 else 58,
     }
     side = min(max(17 * n, 340), 700) if stride == 1 else 520

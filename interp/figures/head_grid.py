@@ -6,7 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from interp.figures.attention_map import _blocks
+from interp.figures.downsample import add_note, block_extremes, block_note, causal_blank
 from interp.figures.theme import colour_bar, scale, style, theme_of
 
 MOST_PANELS = 144
@@ -21,6 +21,8 @@ def head_grid(
     title: str | None = None,
 ) -> go.Figure:
     """Maps [dest src] by (layer, head), each in its place; all share one scale, stated on the colour bar.
+
+    Maps longer than a panel has pixels (110 to 200) are drawn as block extremes, which a note states.
 
     Args:
         maps: At most 144 square arrays.
@@ -43,6 +45,7 @@ def head_grid(
     layers, heads = (sorted({place[axis] for place in maps}) for axis in (0, 1))
     signed = any(np.min(weights) < 0 for weights in maps.values())
     top = limit or max(float(np.abs(weights).max()) for weights in maps.values()) or 1.0
+    side, largest = max(110, min(200, 900 // len(heads))), 1
     figure = make_subplots(
         rows=len(layers),
         cols=len(heads),
@@ -50,8 +53,9 @@ def head_grid(
         vertical_spacing=0.2 / len(layers),
     )
     for (layer, head), weights in maps.items():
-        z, _ = _blocks(np.asarray(weights, dtype=np.float64))
-        z = np.where(np.triu(np.ones_like(z, dtype=bool), k=1) & (z == 0), np.nan, z)
+        # A panel shows no more cells than it has pixels.
+        z, block = block_extremes(np.asarray(weights, dtype=np.float32), most=side)
+        z, largest = causal_blank(z), max(largest, block)
         place = {"row": layers.index(layer) + 1, "col": heads.index(head) + 1}
         figure.add_heatmap(
             z=z, coloraxis="coloraxis", hovertemplate="@%{y} reads @%{x}: %{z:.3f}<extra></extra>", **place
@@ -62,8 +66,8 @@ def head_grid(
         figure.update_xaxes(
             range=[-0.5, len(z) - 0.5], title_text=f"H{head}" if layer == layers[-1] else None, **place
         )
-    side = max(110, min(200, 900 // len(heads)))
     style(figure, theme, title=title, height=side * len(layers) + 110)
+    add_note(figure, block_note(largest), theme)
     figure.update_xaxes(showticklabels=False, showgrid=False, ticks="", constrain="domain")
     figure.update_yaxes(showticklabels=False, showgrid=False, ticks="")
     figure.update_layout(

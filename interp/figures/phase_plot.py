@@ -9,7 +9,7 @@ import plotly.graph_objects as go
 
 from interp.figures.direct_label import label_ends, room_for
 from interp.figures.step_axis import axis_layout, positions, short
-from interp.figures.theme import Theme, style, theme_of, transparent
+from interp.figures.theme import SYMBOLS, Theme, style, theme_of, transparent
 from interp.figures.unit_name import several_readings, unit_name
 from interp.records import CheckpointScores, HeadScore
 
@@ -105,13 +105,13 @@ def _head_lines(
     final = sorted(checkpoints[-1].heads, key=lambda head: -head.prefix_matching)
     with_reading = several_readings(final)
     steps = [checkpoint.step for checkpoint in checkpoints]
-    named = list(zip(final[:n_named], theme.series, strict=False))
+    named = list(zip(final[:n_named], theme.series, SYMBOLS, strict=False))
     chance = float(np.mean([head.prefix_matching_chance for head in final])) if final else 0.0
     labels = [("chance", chance, theme.muted)]
     for head in final[len(named) :][::-1]:
-        _head_line(figure, checkpoints, head, unit_name(head, with_reading=True), theme.roles["other"], 1.2)
-    for head, colour in named[::-1]:
-        _head_line(figure, checkpoints, head, unit_name(head, with_reading=True), colour, 2.4)
+        _head_line(figure, checkpoints, head, unit_name(head, with_reading=True), theme.roles["other"])
+    for head, colour, symbol in named[::-1]:
+        _head_line(figure, checkpoints, head, unit_name(head, with_reading=True), colour, symbol)
         star = " ●" if head.is_induction else ""
         labels.append((unit_name(head, with_reading=with_reading) + star, head.prefix_matching, colour))
     if len(final) > len(named):
@@ -139,8 +139,9 @@ def _head_line(
     head: HeadScore,
     name: str,
     colour: str,
-    width: float,
+    symbol: str | None = None,
 ) -> None:
+    """One unit's curve: bold with markers where it has a symbol, thin without."""
     key = (head.layer, head.head, head.unit, head.reading)
     found = [
         (checkpoint.step, unit.prefix_matching)
@@ -153,9 +154,9 @@ def _head_line(
         x=positions(steps, [step for step, _ in found]),
         y=[value for _, value in found],
         customdata=[step for step, _ in found],
-        mode="lines+markers" if width > 2 else "lines",
-        line={"color": colour, "width": width},
-        marker={"size": 5},
+        mode="lines+markers" if symbol else "lines",
+        line={"color": colour, "width": 2.4 if symbol else 1.2},
+        marker={"size": 6, "symbol": symbol},
         name=name,
         hovertemplate=f"{name}<br>step %{{customdata:,}}<br>prefix matching %{{y:.3f}}<extra></extra>",
     )

@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from interp.figures.direct_label import label_ends, room_for
 from interp.figures.step_axis import axis_layout, positions
-from interp.figures.theme import style, theme_of
+from interp.figures.theme import SYMBOLS, style, theme_of
 from interp.figures.token_text import label
 
 
@@ -46,7 +46,8 @@ def run_comparison(
     every = np.concatenate([np.asarray(values, dtype=np.float64) for _, values in curves.values()])
     margin = 0.06 * float(np.ptp([0.0, *every]) or 1.0)
     span = y_range or (min(0.0, float(every.min())) - margin, max(0.0, float(every.max())) + margin)
-    for (name, (steps, values)), colour in zip(curves.items(), theme.series * 4, strict=False):
+    looks = zip(theme.series * 4, SYMBOLS * 4, strict=True)
+    for (name, (steps, values)), (colour, symbol) in zip(curves.items(), looks, strict=False):
         places, text = positions(grid, steps), label(name, limit=28).replace("␣", " ")
         figure.add_scatter(
             x=places,
@@ -54,7 +55,7 @@ def run_comparison(
             customdata=list(steps),
             mode="lines+markers",
             line={"color": colour, "width": 2.2},
-            marker={"size": 4},
+            marker={"size": 5, "symbol": symbol},
             name=text,
             hovertemplate=f"{text}<br>step %{{customdata:,}}<br>%{{y:.3f}}<extra></extra>",
         )

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from interp.figures.step_slider import SLIDER_PX, add_step_slider
 from interp.figures.theme import Theme, colour_bar, on_colour, scale, style, theme_of
 from interp.figures.unit_name import UNIT_LETTERS
 from interp.records import CheckpointScores
@@ -65,7 +66,9 @@ def score_matrix(
             {"name": name, "data": [{"type": kind, **part} for kind, part in zip(kinds, parts, strict=True)]}
             for name, parts in score_frames(checkpoints, score=score, reading=reading, mode=mode).items()
         ]
-        _slider(figure, [checkpoint.step for checkpoint in checkpoints], series.theme)
+        figure.update_layout(height=height + SLIDER_PX, margin={"b": 46 + SLIDER_PX})
+        steps = [checkpoint.step for checkpoint in checkpoints]
+        add_step_slider(figure, steps, series.theme, left=-40, down=34)
     return figure
 
 
@@ -215,27 +218,3 @@ def _layout(figure: go.Figure, layers: list[int], n_heads: int, letter: str, the
         ticks="",
     )
     figure.update_layout(plot_bgcolor=theme.missing, margin={"l": 52, "r": 10, "t": 42, "b": 46})
-
-
-def _slider(figure: go.Figure, steps: list[int], theme: Theme) -> None:
-    at_once = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
-    figure.update_layout(
-        height=figure.layout.height + 84,
-        margin={"b": 130},
-        sliders=[
-            {
-                "active": len(steps) - 1,
-                "currentvalue": {"prefix": "step ", "font": {"size": 13, "color": theme.ink}},
-                "font": {"size": 11, "color": theme.muted},
-                "pad": {"t": 44, "b": 4},
-                "ticklen": 3,
-                "tickcolor": theme.muted,
-                "bgcolor": theme.grid,
-                "bordercolor": theme.grid,
-                "steps": [
-                    {"label": str(step), "method": "animate", "args": [[str(step)], at_once]}
-                    for step in steps
-                ],
-            }
-        ],
-    )

@@ -15,9 +15,13 @@ import plotly.graph_objects as go
 MODES = ("light", "dark")
 FONT = (
     '-apple-system, BlinkMacSystemFont, "Segoe UI", Roboto, "Helvetica Neue", "DejaVu Sans", '
-    'Arial, sans-serif'
+    "Arial, sans-serif"
 )
 MONOSPACE = 'ui-monospace, SFMono-Regular, Menlo, Consolas, "DejaVu Sans Mono", monospace'
+# Beside colour, for black-and-white print: markers of lines, fills of bars, strokes of edges, by series.
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star", "pentagon")
+FILLS = ("", "/", "x", ".", "\\", "-", "+")
+STROKES = ("solid", "dash", "dot")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import plotly.graph_objects as go
 
+from interp.figures.attention_map import MARKED_SHARE
 from interp.figures.theme import MONOSPACE, colour_bar, on_colour, scale, style, theme_of
 from interp.figures.token_text import label
 
@@ -20,7 +21,7 @@ def token_view(
     mode: str = "light",
     title: str | None = None,
 ) -> go.Figure:
-    """Tokens in reading order, `n_columns` a row.
+    """Tokens in reading order, `n_columns` a row; clearly negative weights carry a minus sign.
 
     Args:
         weights: [n] one for each token; negative ones give the diverging scale with symmetric limits.
@@ -72,6 +73,15 @@ def token_view(
         text=[label(token, limit=8) for token in tokens],
         mode="text",
         textfont={"color": inks, "size": 12, "family": MONOSPACE},
+        hoverinfo="skip",
+    )
+    negative = [i for i in range(n) if values[i] <= -MARKED_SHARE * top]
+    figure.add_scatter(
+        x=[i % n_columns - 0.38 for i in negative],
+        y=[i // n_columns - 0.24 for i in negative],
+        text=["−"] * len(negative),
+        mode="text",
+        textfont={"color": [inks[i] for i in negative], "size": 11},
         hoverinfo="skip",
     )
     style(figure, theme, title=title, height=40 * rows + 90)
