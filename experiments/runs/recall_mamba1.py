@@ -6,5 +6,5 @@ CONFIG = toy(
     RecallConfig(seq=64, d_vocab=64),
     MAMBA1,
     MAMBA1,
-    steps=800,
+    steps=4000,
 )

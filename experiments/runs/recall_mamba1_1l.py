@@ -5,5 +5,5 @@ CONFIG = toy(
     "Multi-query associative recall, one Mamba-1 layer",
     RecallConfig(seq=64, d_vocab=64),
     MAMBA1,
-    steps=800,
+    steps=4000,
 )

@@ -6,5 +6,5 @@ CONFIG = toy(
     RecallConfig(seq=64, d_vocab=64),
     MAMBA2_SLOW,
     MAMBA2_SLOW,
-    steps=800,
+    steps=2000,
 )

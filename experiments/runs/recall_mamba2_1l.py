@@ -5,5 +5,5 @@ CONFIG = toy(
     "Multi-query associative recall, one Mamba-2 layer",
     RecallConfig(seq=64, d_vocab=64),
     MAMBA2_SLOW,
-    steps=800,
+    steps=2000,
 )
