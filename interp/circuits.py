@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.conv_input import ConvInput
+from interp.displayed import Displayed
 from interp.errors import InterventionError
 from interp.sites import check_layer
 from kernels import causal_conv
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitWeights:
+class UnitWeights(Displayed, display="circuits"):
     """A layer's maps by unit (head; Mamba-1: the layer), and in words what was left out or averaged."""
 
     W_Q: Float[Tensor, "unit d_model d_k"]

@@ -16,6 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.circuits import UnitWeights, unit_weights
+from interp.displayed import Displayed
 from interp.errors import InterventionError
 from models.language_model import LanguageModel
 
@@ -24,7 +25,7 @@ Head = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompositionScores:
+class CompositionScores(Displayed, display="composition"):
     """Scores of every pair of units, earlier by later; NaN where the sender is not in an earlier layer, or
     writes 0.
 

@@ -15,6 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.displayed import Displayed
 from interp.edge_cuts import EdgeCut, LayersAbove, ScoredLosses, hook_z_of, layer_inputs
 from interp.errors import DetectionError
 from interp.offset_edges import Edges, Matches
@@ -27,7 +28,7 @@ TOKENS_PER_PASS = {"cpu": 1 << 13, "cuda": 1 << 17}
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayerProfile:
+class LayerProfile(Displayed, display="offset"):
     """Effects of cuts in one layer by sequence, nats; NaN where a sequence has no predicted position.
 
     Rows are the layer's units, then (if there are several) the whole layer.
@@ -73,7 +74,7 @@ class LayerProfile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OffsetProfile:
+class OffsetProfile(Displayed, display="offset"):
     """Profiles of the layers asked for, the uncut loss by sequence, and how many edges each offset has."""
 
     layers: tuple[LayerProfile, ...]

@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.conv_input import ConvInput
+from interp.displayed import Displayed
 from interp.errors import InterventionError
 from interp.sites import BY_POSITION, TAP, Site, check_head, check_layer, common_form, selected
 from models.form import Form
@@ -183,7 +184,7 @@ def _tap_hook(site: Site, source: Tensor, seen: ConvInput) -> Callable:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatchingResult:
+class PatchingResult(Displayed, display="patching"):
     """A metric with each site patched, beside the two unpatched runs."""
 
     sites: tuple[Site, ...]

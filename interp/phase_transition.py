@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from interp.displayed import Displayed
 from interp.records import CheckpointScores, HeadScore
 from interp.transition import MIN_CHECKPOINTS, Transition, fit_transition, lead
 
@@ -38,7 +39,7 @@ METHOD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseTransition:
+class PhaseTransition(Displayed, display="transition"):
     """The transitions of one run: None for a curve without one. `lead_steps` is the 95% interval of the lead
     of
     `lead_of[0]` over `lead_of[1]`, in steps; None where either has no transition."""

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
+from interp.displayed import Displayed
+
 FORMAT = 1
 # What `--scores` accepts. Prefix matching and previous token are always read: the rest is called by them.
 SCORES = ("prefix_matching", "previous_token", "copying", "in_context_learning", "repeats", "causal")
@@ -41,7 +43,7 @@ class ProbeRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HeadScore:
+class HeadScore(Displayed, display="head"):
     """All scores of one unit of one layer under one reading, at one checkpoint.
 
     Fields ending in `_se` are standard errors over the probe's sequences. `normalisation` says what the
@@ -99,7 +101,7 @@ class HeadScore:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckpointScores:
+class CheckpointScores(Displayed, display="checkpoint"):
     """One checkpoint: behaviour (losses) and one `HeadScore` for each (layer, unit, reading).
 
     `in_context_learning_nats` = loss at `icl_positions[0]` (late) - loss at `icl_positions[1]` (early);
@@ -136,7 +138,7 @@ class CheckpointScores:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttentionMap:
+class AttentionMap(Displayed, display="attention"):
     """The weights of one unit on one sequence: `matrix[dest][src]`, with the sequence's tokens as text.
 
     Weights are signed under normalisation `none` for mixers whose implied attention is; otherwise in [0, 1].
@@ -153,7 +155,7 @@ class AttentionMap:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionReport:
+class DetectionReport(Displayed, display="report"):
     """Everything that `detect-induction` found, for one checkpoint or a series of them, in step order.
 
     `phase_transition` holds the JSON of that key (see interp.phase_transition), or None: no transition.

@@ -17,7 +17,7 @@ MOST_NAMED = 4
 def signed(value: float, digits: int = 2) -> str:
     """A number with a real minus sign."""
     text = f"{value:.{digits}f}"
-    return "0." + "0" * digits if float(text) == 0 else text.replace("-", "−")
+    return text.lstrip("-") if float(text) == 0 else text.replace("-", "−")
 
 
 def steps_between(interval: tuple[float, float] | list[float]) -> str:

@@ -26,6 +26,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.displayed import Displayed
 from interp.errors import InterventionError
 from interp.offset_edges import probe_matches, window_matches
 from interp.offset_profile import mean, standard_error
@@ -146,7 +147,7 @@ class _Writes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SteeringEffect:
+class SteeringEffect(Displayed, display="steering"):
     """Losses with and without steering, by sequence, nats.
 
     `repeat` is over the positions of the probe that induction predicts, `ordinary` over the others: of the

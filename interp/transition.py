@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from interp.displayed import Displayed
 from interp.transition_fit import LOGISTIC, RAMP, RELAXATION_WIDTH, Fit, StepAxis, crossing, fit, margin
 
 MIN_CHECKPOINTS = 4
@@ -19,7 +20,7 @@ NOISE_SHARE = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Transition:
+class Transition(Displayed, display="transition"):
     """One curve's transition. Steps are optimiser steps; `*_interval` are 95% bootstrap intervals over the
     draws
     that are called a transition too (None: no samples, or no such draw); `support` is the share of those

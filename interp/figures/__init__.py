@@ -6,12 +6,15 @@ attention_map         one unit's weights on one sequence       token_view      o
 checkpoint_animation  the same over training                   score_matrix    by layer and head, over time
 head_grid             many maps, layers down, heads across     phase_plot      scores and losses over training
 composition_graph     which heads read which, above the null   run_comparison  several runs on one axis
+effect_matrix         a patching sweep: layer by head         effect_bars     any effects, by name
 loss_by_position      loss along the sequence                  offset_profile  weight or effect by offset
 """
 
 from interp.figures.attention_map import attention_map
 from interp.figures.checkpoint_animation import checkpoint_animation
 from interp.figures.composition_graph import composition_graph
+from interp.figures.effect_bars import effect_bars
+from interp.figures.effect_matrix import effect_matrix
 from interp.figures.head_grid import head_grid
 from interp.figures.loss_by_position import loss_by_position
 from interp.figures.offset_profile import offset_profile
@@ -29,6 +32,8 @@ __all__ = [
     "attention_map",
     "checkpoint_animation",
     "composition_graph",
+    "effect_bars",
+    "effect_matrix",
     "head_grid",
     "loss_by_position",
     "offset_profile",

@@ -20,7 +20,8 @@ KINDS = ("q", "k", "v")
 # the edge its number stands.
 BOW = {"q": -0.22, "k": 0.0, "v": 0.22}
 LABEL_AT = {"q": 0.36, "k": 0.5, "v": 0.64}
-LAYER_PX = 170
+# Height of a layer, least and most, and of all of them where that lies between.
+LEAST_PX, MOST_PX, ALL_PX = 56, 170, 900
 N_CURVE = 21
 
 
@@ -73,7 +74,12 @@ def composition_graph(
     figure.add_trace(_nodes(places, drawn, theme))
     _names(figure, places, roles or {}, set(whole_layers), theme)
     layers = sorted({layer for layer, _ in heads})
-    style(figure, theme, title=title, height=LAYER_PX * len(layers) + 96)
+    style(
+        figure,
+        theme,
+        title=title,
+        height=min(max(ALL_PX // len(layers), LEAST_PX), MOST_PX) * len(layers) + 96,
+    )
     _axes(figure, layers, places)
     add_note(figure, _note(tables, found, drawn, n_std), theme)
     return figure
