@@ -1,0 +1,17 @@
+"""The interactive attention dashboard: `attention-dashboard PATH [PATH2]`.
+
+| file | noun |
+| --- | --- |
+| `run.py` | a model series on disk, its choices and its loaded checkpoints |
+| `cache.py` | what was computed, bounded in size |
+| `prompt.py`, `token_pieces.py` | the tokens that are read, and how each is spelt |
+| `sheet.py` | one layer's weights on one prompt |
+| `causal.py`, `states.py`, `scoring.py` | cuts, recurrent states, scores over training |
+| `views.py`, `token_cells.py` | pure functions from these to figures and plain data |
+| `captions.py` | the sentence under each view |
+| `layout.py`, `controls.py`, `choices.py` | the page |
+| `callbacks.py`, `*_callbacks.py`, `request.py`, `desk.py` | what happens on it |
+| `app.py`, `server.py`, `cli.py` | the app, its guard, the command |
+
+The server keeps no state of a window: what is chosen stands in the page and comes with every request.
+"""

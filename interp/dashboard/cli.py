@@ -1,0 +1,88 @@
+"""The command `attention-dashboard`: an interactive page of a model's attention, on this machine alone."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+PROG = "attention-dashboard"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Serve until interrupted; returns 0 then, 1 after a named error in one line (argparse exits 2)."""
+    options = _parser().parse_args(argv)
+    # Imported late: `--help` and wrong usage answer at once.
+    try:
+        from interp.dashboard.messages import attempt
+        from interp.dashboard.server import check_host
+    except ModuleNotFoundError as error:
+        return _error(f"{error.name} is not installed; pip install 'beyond-softmax[full]'")
+
+    _, said = attempt(lambda: check_host(options.host, allow_remote=options.allow_remote))
+    if said is None:
+        try:
+            _, said = attempt(lambda: _serve(options))
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            said = f"{where}{error.strerror or error}"
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+    return 0 if said is None else _error(said)
+
+
+def _error(message: str) -> int:
+    print(f"{PROG}: error: {message}", file=sys.stderr)
+    return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROG,
+        description="Look at a language model in a browser: attention, cuts, training, recurrent state.",
+        epilog="Everything stays on this machine. Ctrl-C ends it. Exit status: 0 ended, 1 a named error, "
+        "2 wrong usage.",
+    )
+    kinds = (
+        "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face folder or a .gguf "
+        "file"
+    )
+    parser.add_argument("path", metavar="PATH", help=kinds)
+    parser.add_argument("second", metavar="PATH2", nargs="?", help="another one to compare with")
+    parser.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine alone)"
+    )
+    parser.add_argument(
+        "--port", type=_port, default=8050, metavar="N", help="0 takes a free one (default 8050)"
+    )
+    parser.add_argument(
+        "--allow-remote", action="store_true", help="needed for a --host that other machines can reach"
+    )
+    parser.add_argument(
+        "--browser", action=argparse.BooleanOptionalAction, default=False, help="open the page in a browser"
+    )
+    return parser
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r}: accepted are 0 to 65535")
+    return int(text)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    import webbrowser
+
+    from interp.dashboard.app import make_app
+    from interp.dashboard.desk import Desk
+    from interp.dashboard.server import serve_on, url
+
+    desk = Desk([options.path, *([options.second] if options.second else [])])
+    server = serve_on(make_app(desk).server, options.host, options.port)
+    address = url(options.host, server.port)
+    print(f"{PROG}: {address}  (Ctrl-C ends it)", flush=True)
+    if options.browser:
+        webbrowser.open(address)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""What the server holds for all windows: the open runs, and what was computed from them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from interp.dashboard.cache import BoundedCache
+from interp.dashboard.causal import CutProfile, cut_profile
+from interp.dashboard.opening import opening
+from interp.dashboard.prompt import Prompt, PromptSpec, make_prompt
+from interp.dashboard.run import Loaded, Run, model_cache
+from interp.dashboard.scoring import Scoring
+from interp.dashboard.selection import Selection
+from interp.dashboard.sheet import Sheet, read_sheet
+from interp.dashboard.states import StateNorms, state_norms
+from interp.errors import DetectionError
+from interp.figures.unit_name import UNIT_LETTERS
+
+MOST_SHEET_BYTES = 256 << 20
+
+
+class Desk:
+    """Open runs. Every method is a function of its arguments and of the files on disk.
+
+    Raises:
+        DetectionError, CheckpointError, ConfigError: a path that cannot be read; its last checkpoint is
+            loaded at once, so that this is said before the page opens.
+    """
+
+    def __init__(self, paths: Sequence[str]):
+        models = model_cache()
+        self.runs = tuple(Run(path, models=models) for path in paths)
+        for run in self.runs:
+            _ = run.layers
+        self.scoring = Scoring()
+        self._sheets = BoundedCache(MOST_SHEET_BYTES, lambda sheet: sheet.n_bytes)
+        self._small = BoundedCache(512)
+
+    def run(self, selection: Selection) -> Run:
+        """The run that is chosen."""
+        if not 0 <= selection.run < len(self.runs):
+            raise DetectionError(f"model {selection.run}; open are 0..{len(self.runs) - 1}")
+        return self.runs[selection.run]
+
+    def load(self, selection: Selection) -> Loaded:
+        """The chosen checkpoint's model."""
+        return self.run(selection).load(selection.step)
+
+    def prompt(self, selection: Selection, spec: PromptSpec) -> Prompt:
+        """The prompt's tokens for the chosen model."""
+        loaded = self.load(selection)
+        key = ("prompt", self.run(selection).path, spec)
+        return self._small.get(key, lambda: make_prompt(self.run(selection), loaded.subject, spec))
+
+    def sheet(self, selection: Selection, spec: PromptSpec) -> Sheet:
+        """Weights of all units of the chosen layer."""
+        prompt, key = self.prompt(selection, spec), self._key(selection, spec)
+        options = {name: getattr(selection, name) for name in ("layer", "reading", "units", "values")}
+
+        def make() -> Sheet:
+            loaded = self.load(selection)
+            with loaded.lock:
+                return read_sheet(loaded.subject, prompt, **options)
+
+        return self._sheets.get((*key, *options.values()), make)
+
+    def cuts(self, selection: Selection, spec: PromptSpec, measured_on: str) -> CutProfile:
+        """The causal offset profile of the chosen unit."""
+        prompt = self.prompt(selection, spec)
+        names = {"layer": "layer", "head": "unit", "reading": "reading", "units": "units"}
+        options = {theirs: getattr(selection, ours) for ours, theirs in names.items()}
+        options["measured_on"] = measured_on
+        spec_or_none = spec if measured_on == "prompt" else None
+        key = ("cuts", *self._key(selection, spec_or_none), *options.values())
+
+        def make() -> CutProfile:
+            loaded = self.load(selection)
+            with loaded.lock:
+                return cut_profile(self.run(selection), loaded.subject, prompt, **options)
+
+        return self._small.get(key, make)
+
+    def states(self, selection: Selection, spec: PromptSpec) -> StateNorms:
+        """Norms of the chosen layer's recurrent state."""
+        prompt = self.prompt(selection, spec)
+        key = ("states", *self._key(selection, spec), selection.layer, selection.units)
+
+        def make() -> StateNorms:
+            loaded = self.load(selection)
+            with loaded.lock:
+                return state_norms(loaded.subject, prompt, layer=selection.layer, units=selection.units)
+
+        return self._small.get(key, make)
+
+    def opening(self, index: int) -> dict[str, Any]:
+        """What a new window shows of a run: the unit that reads most at an offset from earlier copies."""
+        run = self.runs[index]
+        loaded = run.load(len(run.steps) - 1)
+        with loaded.lock:
+            return self._small.get(("opening", run.path), lambda: opening(run, loaded.subject))
+
+    def heading(self, selection: Selection) -> str:
+        """`demo-softmax · step 750 · L1H0 · pattern`."""
+        run = self.run(selection)
+        unit = {"layer": "layer", "state": "state"}.get(selection.units, selection.units.split(":")[0])
+        letter = UNIT_LETTERS.get(unit)
+        name = f"L{selection.layer}" + ("" if letter is None else f"{letter}{selection.head}")
+        step = [f"step {run.steps[selection.step]:,}"] if len(run.steps) > 1 else []
+        return " · ".join([run.name, *step, name, selection.reading])
+
+    def _key(self, selection: Selection, spec: PromptSpec | None) -> tuple:
+        return (*self.run(selection).key(selection.step), None if spec is None else json.dumps(vars(spec)))

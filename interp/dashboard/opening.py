@@ -1,0 +1,60 @@
+"""What a new window shows first: the unit that looks most like one that reads after earlier copies."""
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from interp.dashboard.prompt import PromptSpec, make_prompt, most_tokens
+from interp.dashboard.run import Run
+from interp.dashboard.sheet import Sheet, read_sheet
+from interp.offset_edges import window_matches
+from interp.plan import LARGE_WEIGHTS
+from interp.subject import Subject
+
+# Offsets from the earlier copy that are looked at; a short convolution moves the match by up to its width.
+_OFFSETS = range(1, 5)
+
+
+def opening(run: Run, subject: Subject) -> dict[str, Any]:
+    """Layer, head and reading to begin with; the last layer's first head for large models.
+
+    Mamba layers begin with the reading that goes back to the layer's own input positions.
+    """
+    layers = range(len(run.layers))
+    start = {"layer": layers[-1], "head": 0, "reading": _reading(run, layers[-1])}
+    if subject.n_weights > LARGE_WEIGHTS:
+        return start
+    prompt = make_prompt(run, subject, default_prompt(subject))
+    best, most = start, 0.0
+    for layer in layers:
+        units = next(iter(run.layers[layer].n_units))
+        sheet = read_sheet(subject, prompt, layer=layer, reading=_reading(run, layer), units=units)
+        weights = _after_copies(sheet)
+        if weights.max() > most:
+            most, best = float(weights.max()), {**start, "layer": layer, "head": int(weights.argmax())}
+    return {**best, "reading": _reading(run, best["layer"])}
+
+
+def default_prompt(subject: Subject) -> PromptSpec:
+    """A repeated probe that fits the vocabulary and the context."""
+    room = min(most_tokens(subject), subject.n_ctx, 128) - 1
+    n_usable = subject.d_vocab - len(subject.special)
+    repeats = 4 if room >= 16 else 2
+    return PromptSpec(period=max(1, min(25, n_usable, room // repeats)), repeats=repeats)
+
+
+def _reading(run: Run, layer: int) -> str:
+    readings = run.layers[layer].readings
+    return "block" if "pattern" not in readings and "block" in readings else readings[0]
+
+
+def _after_copies(sheet: Sheet) -> np.ndarray:
+    """For each unit its largest mean weight at any of the offsets."""
+    matches = window_matches(torch.tensor([sheet.prompt.ids]))
+    found = [np.zeros(sheet.n_units)]
+    for offset in (offset for offset in _OFFSETS if offset < len(sheet.prompt)):
+        edges = matches.at(offset)
+        if len(edges.dest):
+            found.append(np.abs(sheet.weights[:, edges.dest.numpy(), edges.src.numpy()]).mean(-1))
+    return np.max(found, axis=0)

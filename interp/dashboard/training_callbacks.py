@@ -1,0 +1,93 @@
+"""The training view: a run's scores, asked for while they are made, then its curves and matrices."""
+
+from typing import Any
+
+from dash import Dash, Input, Output
+
+from interp.dashboard import views
+from interp.dashboard.controls import SIDES
+from interp.dashboard.desk import Desk
+from interp.dashboard.layout import BLANK, MATRICES
+from interp.dashboard.messages import attempt
+from interp.dashboard.request import Request
+from interp.dashboard.scoring import Progress
+from interp.dashboard.selection import Selection
+
+_SENTENCE = (
+    "{n} checkpoints. Shaded: where a transition sets in. Upright line: the chosen checkpoint. Copying and "
+    "cuts are not part of this scoring; detect-induction makes them."
+)
+
+
+def register(app: Dash, desk: Desk) -> None:
+    """Attach it to the app."""
+    figures = ("phase", *MATRICES)
+
+    @app.callback(
+        *[Output(f"{side}-{name}", "figure") for side in SIDES for name in figures],
+        *[Output(f"{side}-training-caption", "children") for side in SIDES],
+        *[Output(f"{side}-progress", name) for side in SIDES for name in ("value", "max", "hidden")],
+        Output("poll", "disabled"),
+        Input("tab", "data"),
+        *[Input(f"{side}-selection", "data") for side in SIDES],
+        Input("mode", "data"),
+        Input("poll", "n_intervals"),
+    )
+    def draw(tab: str, a: Any, b: Any, mode: str | None, ticks: int) -> list[Any]:
+        if tab != "training":
+            return [*[BLANK] * (2 * len(figures)), "", "", *["0", "1", True] * 2, True]
+        request = Request(tab, "training", a, b, {}, mode)
+        drawn, captions, bars, waiting = [], [], [], False
+        for side in SIDES:
+            progress, error = _progress(desk, request, side)
+            report = None if progress is None else progress.report
+            waiting |= progress is not None and report is None and progress.error is None
+            drawn += [BLANK] * len(figures) if report is None else _drawn(desk, request, side, report)
+            captions.append(error or _said(progress))
+            bars += _bar(progress)
+        return [*drawn, *captions, *bars, not waiting]
+
+
+def _progress(desk: Desk, request: Request, side: str) -> tuple[Progress | None, str | None]:
+    """How far the scoring of a side's run is; None with a sentence where there is nothing to score."""
+    raw = request.raw[side]
+    if raw is None:
+        return None, ""
+    run, error = attempt(lambda: desk.run(Selection.of(raw)))
+    if error is not None:
+        return None, error
+    if len(run.steps) < 2:
+        return None, f"{run.name} is a single checkpoint: there is nothing over training to show."
+    if side == "b" and request.raw["a"]["run"] == raw["run"]:
+        return None, "The same run as A: its dotted line there is this checkpoint."
+    return desk.scoring.of(run), None
+
+
+def _drawn(desk: Desk, request: Request, side: str, report: Any) -> list[Any]:
+    chosen = Selection.of(request.raw[side])
+    other = request.raw["b" if side == "a" else "a"]
+    steps = desk.run(chosen).steps
+    marked = [steps[chosen.step]]
+    if other is not None and other["run"] == chosen.run:
+        marked.append(steps[other["step"]])
+    phase = views.phase_view(report, steps=marked, mode=request.mode)
+    matrices = [
+        views.score_view(report, step=marked[0], reading=chosen.reading, score=score, mode=request.mode)
+        for score in MATRICES
+    ]
+    return [phase, *matrices]
+
+
+def _said(progress: Progress | None) -> str:
+    if progress is None:
+        return ""
+    if progress.error is not None:
+        return f"The run cannot be scored: {progress.error}"
+    if progress.report is None:
+        return f"Scoring checkpoint {min(progress.done + 1, progress.total)} of {progress.total} ..."
+    return _SENTENCE.format(n=len(progress.report.checkpoints))
+
+
+def _bar(progress: Progress | None) -> list[Any]:
+    busy = progress is not None and progress.report is None and progress.error is None
+    return [str(progress.done), str(progress.total), False] if busy else ["0", "1", True]

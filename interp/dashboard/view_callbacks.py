@@ -1,0 +1,156 @@
+"""Drawing: each callback takes what is chosen and returns figures and captions for both sides.
+
+A view that is not in front draws nothing; a side that cannot be drawn says why, and the other side goes on.
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+from dash import Dash, Input, Output
+from dash.exceptions import PreventUpdate
+
+from interp.dashboard import views
+from interp.dashboard.captions import cut_caption, number, state_caption, weight_caption
+from interp.dashboard.controls import SIDES
+from interp.dashboard.desk import Desk
+from interp.dashboard.layout import BLANK
+from interp.dashboard.messages import attempt
+from interp.dashboard.request import CHOSEN, Request
+from interp.dashboard.selection import Selection
+from interp.dashboard.sheet import Sheet
+from interp.dashboard.token_cells import DIRECTIONS, start_position, strongest, token_strip
+from interp.figures.token_text import visible
+
+
+def register(app: Dash, desk: Desk) -> None:
+    """Attach all of them to the app."""
+    for attach in (_texts, _cuts, _states):
+        attach(app, desk)
+    for side in SIDES:
+        _headings(app, desk, side)
+
+
+def _headings(app: Dash, desk: Desk, side: str) -> None:
+    @app.callback(
+        *[
+            Output({"view": view, "side": side}, "children")
+            for view in ("map", "text", "cuts", "training", "state")
+        ],
+        Input(f"{side}-selection", "data"),
+    )
+    def heading(chosen: dict | None) -> list[str]:
+        if chosen is None:
+            raise PreventUpdate
+        said, error = attempt(lambda: desk.heading(Selection.of(chosen)))
+        return [f"{side.upper()}  {said or error}"] * 5
+
+
+def _texts(app: Dash, desk: Desk) -> None:
+    @app.callback(
+        Output("strips", "data"),
+        *[Output(f"{side}-text-summary", "children") for side in SIDES],
+        Input("tab", "data"),
+        *CHOSEN,
+        Input("targets", "value"),
+        Input("selected", "data"),
+    )
+    def draw(
+        tab: str, a: Any, b: Any, spec: Any, mode: str | None, targets: list[str], selected: int | None
+    ) -> list[Any]:
+        request = Request(tab, "attention", a, b, spec, mode)
+        marked = bool(targets)
+        found = request.each(
+            lambda chosen, spec: _strips(
+                desk.sheet(chosen, spec), chosen.head, selected, marked, request.mode
+            )
+        )
+        strips = {side: {} if strip is None else strip[0] for side, (strip, _) in found.items()}
+        return [strips, *(_summary(found.get(side)) for side in SIDES)]
+
+
+def _strips(
+    sheet: Sheet, unit: int, selected: int | None, targets: bool, mode: str
+) -> tuple[dict[str, Any], str]:
+    """Both directions as plain data for the script, and a sentence."""
+    place = selected if isinstance(selected, int) and 0 <= selected < len(sheet.prompt) else None
+    place = start_position(sheet.prompt.tokens) if place is None else place
+    strips = {}
+    for direction in DIRECTIONS:
+        strip = token_strip(sheet, unit, place, direction=direction, targets=targets, mode=mode)
+        low, high = strip.limits
+        strips[direction] = {
+            "cells": [asdict(cell) for cell in strip.cells],
+            "limits": f"Colours from {number(low)} to {number(high)}." if high else "Nothing.",
+        }
+    tokens = sheet.prompt.tokens
+    most = [f"‘{visible(tokens[at])}’ @{at} ({number(value)})" for at, value in strongest(sheet, unit, place)]
+    name = f"‘{visible(tokens[place])}’ @{place}"
+    return strips, f"{name} reads most from {', '.join(most)}." if most else f"{name} reads nothing."
+
+
+def _summary(found: tuple[Any, str | None] | None) -> str:
+    return "" if found is None else (found[1] or found[0][1])
+
+
+def _cuts(app: Dash, desk: Desk) -> None:
+    @app.callback(
+        *[Output(f"{side}-weights", "figure") for side in SIDES],
+        *[Output(f"{side}-weights-caption", "children") for side in SIDES],
+        *[Output(f"{side}-cuts", "figure") for side in SIDES],
+        *[Output(f"{side}-cuts-caption", "children") for side in SIDES],
+        *[Output(f"{side}-cuts-caption", "className") for side in SIDES],
+        Input("tab", "data"),
+        *CHOSEN,
+        Input("measured-on", "value"),
+    )
+    def draw(tab: str, a: Any, b: Any, spec: Any, mode: str | None, measured_on: str) -> list[Any]:
+        request = Request(tab, "cuts", a, b, spec, mode)
+        weights = request.each(
+            lambda chosen, spec: views.weight_by_offset(
+                desk.sheet(chosen, spec), chosen.head, mode=request.mode
+            )
+        )
+        cuts = request.each(lambda chosen, spec: desk.cuts(chosen, spec, measured_on))
+        drawn, said = {}, {}
+        for side, (profile, error) in cuts.items():
+            drawn[side] = BLANK if profile is None else views.cut_view(profile, mode=request.mode)
+            said[side] = error or cut_caption(profile)
+        return [
+            *(weights.get(side, (None, None))[0] or BLANK for side in SIDES),
+            *(_weights_said(weights.get(side)) for side in SIDES),
+            *(drawn.get(side, BLANK) for side in SIDES),
+            *(said.get(side, "") for side in SIDES),
+            *("caption error" if cuts.get(side, (1, None))[1] else "caption" for side in SIDES),
+        ]
+
+
+def _weights_said(found: tuple[Any, str | None] | None) -> str:
+    return "" if found is None else (found[1] or weight_caption(found[0] is not None))
+
+
+def _states(app: Dash, desk: Desk) -> None:
+    @app.callback(
+        *[Output(f"{side}-state", "figure") for side in SIDES],
+        *[Output(f"{side}-state-caption", "children") for side in SIDES],
+        *[Output(f"{side}-state-caption", "className") for side in SIDES],
+        Input("tab", "data"),
+        *CHOSEN,
+    )
+    def draw(tab: str, a: Any, b: Any, spec: Any, mode: str | None) -> list[Any]:
+        request = Request(tab, "state", a, b, spec, mode)
+        found = request.each(
+            lambda chosen, spec: (desk.states(chosen, spec), desk.prompt(chosen, spec).tokens, chosen.head)
+        )
+        figures, captions, classes = [], [], []
+        for side in SIDES:
+            made, error = found.get(side, (None, None))
+            classes.append("caption error" if error else "caption")
+            if made is None:
+                figures.append(BLANK)
+                captions.append(error or "")
+                continue
+            norms, tokens, head = made
+            unit = head if head < len(norms.norms) else None
+            figures.append(views.state_view(norms, tokens, unit=unit, mode=request.mode))
+            captions.append(state_caption(norms))
+        return [*figures, *captions, *classes]
