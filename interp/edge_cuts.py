@@ -5,6 +5,7 @@ Works without transformer_lens: hooks are torch's own.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -64,8 +65,12 @@ class EdgeCut:
         """z without the edges, row by row. `renormalise`: what is left of a row is rescaled to sum to 1."""
         removed, share = self._removed(edges, renormalise)
         rest = (1 - share).clamp_min(_LEAST_REST) if renormalise else None
+        flat = self.z.flatten(2)
+        if not renormalise and self._apart:
+            yield from (z.view_as(self.z) for z in self._without(flat, removed))
+            return
         for row in self.rows:
-            z = self.z.flatten(2).clone()
+            z = flat.clone()
             for unit in range(self.reading.n_units) if row is None else [row]:
                 index = self.reading.z_index[unit]
                 kept = index >= 0
@@ -74,6 +79,29 @@ class EdgeCut:
                 if renormalise:
                     z[..., index[kept]] /= rest[:, :, unit, None]
             yield z.view_as(self.z)
+
+    @cached_property
+    def _apart(self) -> bool:
+        """Whether no two units share a channel."""
+        index = self.reading.z_index[self.reading.z_index >= 0]
+        return len(index.unique()) == len(index)
+
+    def _without(self, flat: Tensor, removed: Tensor) -> Iterator[Tensor]:
+        """`variants` where every channel belongs to one unit: all rows at once, as memory allows."""
+        index = self.reading.z_index.flatten()
+        kept = index >= 0
+        owner = torch.arange(self.reading.n_units, device=index.device).repeat_interleave(
+            self.reading.z_index.shape[1]
+        )
+        unit_of = torch.full((flat.shape[-1],), -1, device=index.device)
+        unit_of[index[kept]] = owner[kept]
+        total = torch.zeros_like(flat)
+        total[..., index[kept]] = removed.flatten(2)[..., kept]
+        rows = torch.tensor([-1 if row is None else row for row in self.rows], device=index.device)
+        size = max(1, _NUMBERS_PER_BLOCK // flat.numel())
+        for some in rows.split(size):
+            cut = (some[:, None] == unit_of) | (some[:, None] < 0)
+            yield from (flat - total * cut[:, None, None]).unbind()
 
     def _removed(self, edges: Edges, with_share: bool) -> tuple[Tensor, Tensor | None]:
         """Sums of the edges' source vectors [batch dest unit d_source] and weights [batch dest unit]."""

@@ -10,6 +10,7 @@ attention sum to 1, the edges cut and the rest rescaled to sum to 1 again.
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import torch
 from jaxtyping import Float
@@ -62,8 +63,12 @@ class LayerProfile(Displayed, display="offset"):
             raise DetectionError(
                 f"offsets {list(self.offsets)} hold none of at least 1, so there is no delta*"
             )
-        effects = mean(self.cut[row, allowed])
-        return self.offsets[allowed[int(effects.argmax())]]
+        return self.offsets[max(allowed, key=self._cut_means[row].__getitem__)]
+
+    @cached_property
+    def _cut_means(self) -> list[list[float]]:
+        """Mean of `cut` over sequences, by row and offset."""
+        return mean(self.cut).tolist()
 
     def effect(self, row: int = -1, offset: int | None = None) -> tuple[float, float]:
         """Mean and standard error over sequences of cut minus random control, at an offset (None: delta*)."""
@@ -229,13 +234,19 @@ class _Run:
         z = hook_z_of(mixer, x)
         cut = EdgeCut(reading, z, self._rows(reading))
         above = LayersAbove(self.model, layer, resid, losses, self.budget)
-        # Removals are made one edge set at a time; each gives one variant of z for every row.
-        found = torch.stack([above(cut.variants(e)) for e in edges.values()], 1) - base
+        sets = [*edges.values(), *random]
+        if "previous" in self.controls:
+            sets.append(matches.previous())
+        # Removals are made one edge set at a time; each gives one variant of z for every row. The variants of
+        # all sets go through the layers above together.
+        variants = (variant for one in sets for variant in cut.variants(one))
+        by_set = above(variants).unflatten(0, (len(sets), len(cut.rows)))
+        found = by_set[: len(edges)].transpose(0, 1) - base
         controls: dict[str, Tensor | None] = {}
         if random:
-            controls["random"] = torch.stack([above(cut.variants(e)) for e in random]).mean(0) - base
+            controls["random"] = by_set[len(edges) : len(edges) + len(random)].mean(0) - base
         if "previous" in self.controls:
-            controls["previous"] = above(cut.variants(matches.previous())) - base
+            controls["previous"] = by_set[-1] - base
         if "renormalised" in self.controls and (reading.name, reading.normalisation) == ("pattern", "none"):
             rescaled = [above(cut.variants(e, renormalise=True)) for e in edges.values()]
             controls["renormalised"] = torch.stack(rescaled, 1) - base
