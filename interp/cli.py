@@ -98,7 +98,8 @@ def _parser() -> argparse.ArgumentParser:
         "--linear-memory",
         action=argparse.BooleanOptionalAction,
         help="score chosen edges instead of whole patterns, with the same numbers and no attention maps "
-        "(default: for probes longer than 1,024 tokens)",
+        "(default: for probes longer than 1,024 tokens); on a GPU the sums of softmax and normalised linear "
+        "attention then come from fused Triton kernels",
     )
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, cuda:N")
     parser.add_argument(

@@ -15,6 +15,7 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from interp import copying
+from interp.match_scores import match_scores
 from interp.sequences import RepeatedTokens
 from models.mixers.reading import Reading
 
@@ -49,26 +50,63 @@ def chosen(probe: RepeatedTokens, linear_memory: bool | None) -> bool:
 
 
 def edge_scores(
-    reading: Reading, probe: RepeatedTokens, *, offsets: Sequence[int] = (1,)
+    reading: Reading,
+    probe: RepeatedTokens,
+    *,
+    offsets: Sequence[int] = (1,),
+    backend: str | None = None,
 ) -> EdgeScores:
     """The scores of a reading of the probe's tokens; see `EdgeScores`.
 
+    Args:
+        backend: "torch" gathers edges, "triton" takes the fused sums or is refused; None goes by the device.
+
     Raises:
         ValueError: a sequence has no token that comes again.
+        KernelError: backend "triton" where there are no fused sums.
     """
+    found = match_scores(reading, probe, offsets, backend=backend)
+    if found is None:
+        return _gathered(reading, probe, offsets)
+    return EdgeScores(**found, **_columns(reading, probe))
+
+
+def _gathered(reading: Reading, probe: RepeatedTokens, offsets: Sequence[int]) -> EdgeScores:
+    """The scores edge by edge."""
     sums = _Sums(reading, len(offsets))
-    for rows in _row_blocks(probe, len(offsets) + 2):
+    for rows in _row_blocks(probe, len(offsets)):
         sums.add(reading, probe, rows, offsets)
     if not sums.n_rows.all():
         raise ValueError("a sequence has no token that comes again: nothing to match")
-    seq, later = probe.tokens.shape[1], probe.first + probe.period
     return EdgeScores(
         rowsum=sums.targets / sums.n_rows[:, None],
         latest=sums.latest / sums.n_latest[:, None],
         pairs=sums.targets[..., 0] / sums.n_pairs[:, None],
-        previous=sums.previous / (seq - 1 - probe.first),
-        first_position=sums.first_position / (seq - later),
+        **_columns(reading, probe),
     )
+
+
+def _columns(reading: Reading, probe: RepeatedTokens) -> dict[str, Float[Tensor, "batch unit"]]:
+    """Mean weights of the previous position and of position 0, of which each row has one."""
+    seq, device = probe.tokens.shape[1], reading.constant.device
+    starts = {"previous": (1 + probe.first, 1), "first_position": (probe.first + probe.period, None)}
+    return {
+        name: _mean_column(reading, torch.arange(start, seq, device=device), back)
+        for name, (start, back) in starts.items()
+    }
+
+
+def _mean_column(
+    reading: Reading, rows: Int64[Tensor, " row"], back: int | None
+) -> Float[Tensor, "batch unit"]:
+    """Mean over rows of the edge to the position `back` before each, or (None) to position 0, float64."""
+    total = torch.zeros(reading.n_batch, reading.n_units, dtype=torch.float64, device=rows.device)
+    for some in rows.split(max(1, _EDGES_AT_ONCE // reading.n_batch)):
+        batch = torch.arange(reading.n_batch, device=rows.device).repeat_interleave(len(some))
+        dest = some.repeat(reading.n_batch)
+        src = torch.zeros_like(dest) if back is None else dest - back
+        total.index_add_(0, batch, reading.edge_weights(batch, dest, src).double())
+    return total / len(rows)
 
 
 class _Sums:
@@ -78,7 +116,6 @@ class _Sums:
         shape, device = (reading.n_batch, reading.n_units), reading.constant.device
         self.targets = torch.zeros(*shape, n_offsets, dtype=torch.float64, device=device)
         self.latest = torch.zeros_like(self.targets[..., 0])
-        self.previous, self.first_position = torch.zeros_like(self.latest), torch.zeros_like(self.latest)
         self.n_rows = torch.zeros(shape[0], n_offsets, dtype=torch.float64, device=device)
         self.n_latest = torch.zeros_like(self.n_rows[:, 0])
         self.n_pairs = torch.zeros_like(self.n_latest)
@@ -99,17 +136,6 @@ class _Sums:
                 self.latest.index_add_(0, batch[recent], weights[recent])
                 self.n_latest += exists[..., :1].sum((-1, -2))
                 self.n_pairs += exists.sum((-1, -2))
-        self._add_column(self.previous, reading, dest[dest >= 1 + probe.first], 1)
-        self._add_column(self.first_position, reading, dest[dest >= probe.first + probe.period], None)
-
-    @staticmethod
-    def _add_column(total: Tensor, reading: Reading, dest: Int64[Tensor, " row"], back: int | None) -> None:
-        """Each row's edge to the position `back` before it, or (None) to position 0."""
-        n = reading.n_batch
-        batch = torch.arange(n, device=dest.device).repeat_interleave(len(dest))
-        dest = dest.repeat(n)
-        src = torch.zeros_like(dest) if back is None else dest - back
-        total.index_add_(0, batch, reading.edge_weights(batch, dest, src).double())
 
 
 def _row_blocks(probe: RepeatedTokens, extra: int) -> Iterator[slice]:

@@ -56,6 +56,20 @@ class RepeatedTokens:
         return self._copies[2]
 
     @cached_property
+    def latest(self) -> Int[Tensor, "batch seq"]:
+        """Position of the most recent earlier copy of each token; -1 where there is none."""
+        return self._copy_at(1)
+
+    @cached_property
+    def earliest(self) -> Int[Tensor, "batch seq"]:
+        """Position of the first copy of each token that comes again; -1 at that copy itself."""
+        return self._copy_at(self.n_earlier)
+
+    def _copy_at(self, back: int | Tensor) -> Int[Tensor, "batch seq"]:
+        order, place, count = self._copies
+        return torch.where(count > 0, order.gather(1, (place - back).clamp_min(0)), -1)
+
+    @cached_property
     def _copies(self) -> tuple[Int[Tensor, "batch seq"], ...]:
         """Positions in order of token, then time; each position's place there; how many equals precede it."""
         # What stands before the first token is like nothing else.

@@ -7,14 +7,15 @@ import abc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from kernels import KernelError, gated_linear_attention, selective_scan, softmax_attention
 from kernels import edges as edge_kernels
-from kernels import gated_linear_attention, selective_scan, softmax_attention
+from kernels.checks import resolve_backend, triton_unfit
 from kernels.edge_set import Between, LogDecayBetween, Placed
 from kernels.row_sums import linear_abs_row_sum
 from models.mixers.scan_rows import TILE, scan_rows, walk_scan_rows
@@ -48,6 +49,30 @@ class Entries(abc.ABC):
         """sum_j |A| where there is a quicker way to it than through all rows of A; else None."""
         return None
 
+    def match_sums(
+        self,
+        label_dest: Int64[Tensor, "batch seq"],
+        label_src: Int64[Tensor, "batch seq"],
+        *,
+        backend: str | None = None,
+    ) -> Float[Tensor, "batch unit dest"] | None:
+        """sum of A[i, j] over the sources j <= i with label_src[j] = label_dest[i], by the fused kernels.
+
+        Time and memory do not grow with the number of matches. None where the entries have no such kernel or
+        the backend is torch, by the rule of `kernels.checks.resolve_backend`.
+
+        Args:
+            label_dest, label_src: Numbers from 0 up; -2 among the destinations and -1 among the sources match
+                nothing.
+            backend: "triton" is met or refused; None goes by the tensors' device.
+
+        Raises:
+            KernelError: backend "triton" where it is not available.
+        """
+        if backend == "triton":
+            raise KernelError(f"match_sums: {type(self).__name__} has no Triton kernel; accepted: 'torch'")
+        return None
+
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxEntries(Entries):
@@ -79,12 +104,36 @@ class SoftmaxEntries(Entries):
         options = {"scale": self.scale, "window": self.window}
         return edge_kernels.softmax_weights(self.q, self.k, at, self._lse, **options)[..., None]
 
+    def match_sums(
+        self,
+        label_dest: Int64[Tensor, "batch seq"],
+        label_src: Int64[Tensor, "batch seq"],
+        *,
+        backend: str | None = None,
+    ) -> Float[Tensor, "batch unit dest"] | None:
+        """One pass over the tiles for all matches."""
+        if self._backend(backend) == "torch":
+            return None
+        from kernels.triton.edges import softmax_matches
+
+        return softmax_matches(self.q, self.k, label_dest, label_src, **self._options)
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "window": self.window, "sink": self.sink}
+
+    def _backend(self, asked: str | None) -> str:
+        unfit = triton_unfit("chunked", {"d_head": self.q.shape[-1]}, self.q, self.k)
+        return resolve_backend("softmax_attention", asked, self.q, unfit)
+
     @cached_property
     def _lse(self) -> Float[Tensor, "batch seq head"]:
-        lse = softmax_attention.logsumexp(
-            self.q, self.k, scale=self.scale, window=self.window, sink=self.sink
-        )
-        return lse.transpose(1, 2)
+        if self._backend(None) == "triton":
+            from kernels.triton.softmax_attention import softmax_attention as fused
+
+            # The values are not wanted: few of them cost little.
+            return fused(self.q, self.k, self.k[..., :16], **self._options)[1].transpose(1, 2)
+        return softmax_attention.logsumexp(self.q, self.k, **self._options).transpose(1, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +181,24 @@ class LinearEntries(Entries):
         sums = linear_abs_row_sum(self.q, self.k, n_heads=self.n_units, scale=self.scale, **self._gates)
         return (sums / self._denominator.abs() if self.normalise else sums).transpose(1, 2)
 
+    def match_sums(
+        self,
+        label_dest: Int64[Tensor, "batch seq"],
+        label_src: Int64[Tensor, "batch seq"],
+        *,
+        backend: str | None = None,
+    ) -> Float[Tensor, "batch unit dest"] | None:
+        """The operator itself over positions in order of label: linear in length."""
+        # As wide as the operator's own kernels go.
+        unfit = triton_unfit("chunked", {"d_k": self.q.shape[-1]}, self.q, self.k, limit=128)
+        if resolve_backend("gated_linear_attention", backend, self.q, unfit) == "torch":
+            return None
+        from kernels.triton.edges import linear_matches
+
+        sums = linear_matches(self.q, self.k, label_dest, label_src, scale=self.scale, **self._gates)
+        sums = sums.repeat_interleave(self.n_units // sums.shape[1], 1)
+        return sums / self._denominator.transpose(1, 2) if self.normalise else sums
+
     @property
     def _gates(self) -> dict[str, Tensor | None]:
         return {"log_decay": self.log_decay, "k_weight": self.k_weight}
@@ -143,8 +210,13 @@ class LinearEntries(Entries):
 
     @cached_property
     def _denominator(self) -> Float[Tensor, "batch seq head"]:
-        options = {"n_heads": self.n_units, "scale": self.scale, "eps": self.eps}
-        return edge_kernels.linear_denominator(self.q, self.k, **options, **self._gates)
+        if not self.q.is_cuda:
+            options = {"n_heads": self.n_units, "scale": self.scale, "eps": self.eps}
+            return edge_kernels.linear_denominator(self.q, self.k, **options, **self._gates)
+        # The same through the operator, which has kernels there.
+        ones = torch.ones(*self.q.shape[:2], self.n_units, 1, dtype=self.q.dtype, device=self.q.device)
+        operator = gated_linear_attention.gated_linear_attention
+        return operator(self.q, self.k, ones, scale=self.scale, **self._gates)[0][..., 0] + self.eps
 
 
 @dataclass(frozen=True, kw_only=True)
