@@ -8,7 +8,7 @@ interp.transition_fit).
 Everything is read on plain arrays; `from_checkpoints` takes the records of a detection report.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +68,7 @@ def phase_transition(
     prefix_matching: np.ndarray | None = None,
     order_gain: np.ndarray | None = None,
     in_context_learning: np.ndarray | None = None,
+    min_change: Mapping[str, float] = MIN_CHANGE,
     n_bootstrap: int = 200,
     seed: int = 0,
 ) -> PhaseTransition | None:
@@ -78,6 +79,7 @@ def phase_transition(
         prefix_matching: [n n_sequences] (or [seed n n_sequences], or [n]) score of one head, rising.
         order_gain: the same for the order gain, nats, rising.
         in_context_learning: the same for the in-context-learning score, nats, falling (negative is better).
+        min_change: Smallest change of each curve that is called a transition, in the curve's own units.
         n_bootstrap: Draws for the intervals.
         seed: Of the bootstrap.
 
@@ -99,7 +101,7 @@ def phase_transition(
     }
     found: dict[str, Transition | None] = {}
     for name, (values, rising, thresholds) in curves.items():
-        options = {"rising": rising, "min_change": MIN_CHANGE[name], "n_bootstrap": n_bootstrap, "seed": seed}
+        options = {"rising": rising, "min_change": min_change[name], "n_bootstrap": n_bootstrap, "seed": seed}
         if values is None:
             found[name] = None
             continue

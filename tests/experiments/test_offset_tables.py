@@ -101,7 +101,9 @@ def test_onsets_subtract_the_control():
     rows = [_row("gpu-text-softmax-1l", seed, 0 * rise, drift, steps) for seed in (0, 1)]
     rows += [_row("gpu-text-softmax", seed, 3 * rise, drift - 0.4 * late, steps[:-1]) for seed in (0, 1)]
     found = offset_text_table.onsets(rows)
-    assert found["gpu-text-softmax-1l"]["raw"] is None and "minus_control" not in found["gpu-text-softmax-1l"]
+    null = found["gpu-text-softmax-1l"]
+    assert null["raw"] is None and null["minus_control"] is None
+    assert null["icl_minus_control_nats"] == pytest.approx([0, 0], abs=0.02)
     net = found["gpu-text-softmax"]["minus_control"]
     assert net["order_gain"]["midpoint_step"] == pytest.approx(500, rel=0.2)
     assert net["in_context_learning"]["midpoint_step"] == pytest.approx(1500, rel=0.2)
@@ -109,6 +111,22 @@ def test_onsets_subtract_the_control():
     assert net["lead_of"] == ["order_gain", "in_context_learning"] and 0 < low < high
     assert found["gpu-text-softmax"]["icl_minus_control_nats"] == pytest.approx([-0.4, -0.4], abs=0.05)
     assert "none" in "\n".join(offset_text_table._onset_lines(found))
+
+
+def test_a_small_difference_to_the_control_is_dated_and_none_is_not():
+    steps = np.array([0, *np.unique(np.geomspace(10, 4000, 40).astype(int))])
+    rise = 1 / (1 + np.exp(-(np.log(steps.clip(1)) - np.log(500)) / 0.15))
+    flat = 0 * rise
+    rows = [_row("gpu-text-softmax-1l", seed, flat, flat, steps) for seed in (0, 1)]
+    rows += [_row("gpu-text-softmax", seed, 3 * rise, -0.08 * rise, steps) for seed in (2, 3)]
+    rows += [_row("gpu-text-mamba2", seed, 3 * rise, flat, steps) for seed in (4, 5)]
+    for row in rows:
+        row["seed"] %= 2
+    found = offset_text_table.onsets(rows)
+    assert found["gpu-text-softmax"]["raw"]["in_context_learning"] is None
+    net = found["gpu-text-softmax"]["minus_control"]["in_context_learning"]
+    assert net["midpoint_step"] == pytest.approx(500, rel=0.3)
+    assert found["gpu-text-mamba2"]["minus_control"]["in_context_learning"] is None
 
 
 def test_recall_questions_are_sound():
