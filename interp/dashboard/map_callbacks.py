@@ -72,9 +72,7 @@ def _maps(app: Dash, desk: Desk) -> None:
                     "mode": request.mode,
                 }
                 figures.append(views.attention_view(*good[side], **options))
-                captions.append(
-                    map_caption(*good[side], limits[side], _shared(good))
-                )
+                captions.append(map_caption(*good[side], limits[side], _shared(good)))
                 hidden.append(not good[side][0].signed_possible)
             classes.append("caption error" if error else "caption")
         return [*figures, *captions, *classes, *hidden]

@@ -1,5 +1,6 @@
 """The tokens that are read: typed text or ids, a repeated random probe, or a held-out sample of the run."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 
 from interp.dashboard.run import Run
-from interp.dashboard.token_pieces import spelling
+from interp.dashboard.token_pieces import BLANK, spelling
 from interp.errors import DetectionError
 from interp.plan import corpus_windows, encode
 from interp.sequences import candidates, repeated_tokens
@@ -171,12 +172,12 @@ def _unknown(subject: Subject, text: str, ids: list[int]) -> list[str]:
     n_unknown = sum(backend.id_to_token(token) == unknown for token in ids) if unknown else 0
     if n_unknown:
         return [f"{n_unknown} unknown to the vocabulary, shown as {unknown}"]
-    encoding = backend.encode(text, add_special_tokens=False)
-    covered = {place for start, stop in encoding.offsets for place in range(start, stop)}
-    lost = dict.fromkeys(
-        character for place, character in enumerate(text) if place not in covered and not character.isspace()
-    )
+    normalizer = getattr(backend, "normalizer", None)
+    plain = text if normalizer is None else normalizer.normalize_str(text)
+    lost = [
+        one for one in Counter(plain) - Counter(backend.decode(ids)) if not one.isspace() and one != BLANK
+    ]
     if not lost:
         return []
-    named = ", ".join(repr(character) for character in [*lost][:_MOST_NAMED])
+    named = ", ".join(repr(character) for character in lost[:_MOST_NAMED])
     return [f"left out, unknown to the vocabulary: {named}{_more(len(lost))}"]

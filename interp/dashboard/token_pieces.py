@@ -8,7 +8,7 @@ from typing import Any
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _REPLACEMENT = "\ufffd"
 # SentencePiece's mark for a blank.
-_BLANK = "\u2581"
+BLANK = "\u2581"
 
 
 def spelling(tokenizer: Any, token: int) -> str | bytes:
@@ -21,7 +21,7 @@ def spelling(tokenizer: Any, token: int) -> str | bytes:
         return bytes.fromhex(byte[1])
     if piece is not None and _REPLACEMENT in text and _REPLACEMENT not in piece:
         return _bytes_of(piece) or text
-    if piece is not None and piece.startswith(_BLANK) and not text.startswith(" "):
+    if piece is not None and piece.startswith(BLANK) and not text.startswith(" "):
         return " " + text
     # Special tokens decode to nothing.
     return text or piece or ""
