@@ -113,7 +113,9 @@ def detect(
             plan=lambda subject: _with_memory_note(
                 _with_causal_choice(
                     subject,
-                    _planned(subject, _windows(subject, source, text, n_windows, wanted), probe),
+                    _planned(
+                        subject, _windows(subject, source, text, n_windows, wanted), probe, mamba_units
+                    ),
                     wanted,
                     asked=scores is not None,
                 ),
@@ -165,8 +167,16 @@ def detect(
 
 
 def _planned(
-    subject: Subject, windows: tuple[Tensor | None, str | None], probe: dict[str, int | None]
+    subject: Subject,
+    windows: tuple[Tensor | None, str | None],
+    probe: dict[str, int | None],
+    mamba_units: str | None,
 ) -> Plan:
+    if mamba_units not in (None, "layer") and "mamba1" not in subject.mixers:
+        kinds = ", ".join(dict.fromkeys(subject.mixers))
+        raise DetectionError(
+            f"mamba_units {mamba_units!r} for layers of {kinds}; accepted: only with Mamba-1 layers"
+        )
     return make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
 
 

@@ -53,10 +53,28 @@ def prepare_corpus(config: TextConfig, folder: Path, *, split_seed: int) -> Corp
     if not (folder / "corpus.json").is_file():
         _tokenise(config, folder, split_seed)
     return Corpus(
-        train=load_tokens(folder / "train.bin"),
-        held_out=load_tokens(folder / "held_out.bin"),
+        train=_kept_tokens(folder, "train"),
+        held_out=_kept_tokens(folder, "held_out"),
         tokenizer_json=(folder / "tokenizer.json").read_text("utf-8"),
     )
+
+
+def _kept_tokens(folder: Path, name: str) -> UInt16[np.ndarray, " tokens"]:
+    """Tokens of a prepared corpus, if they are still those it was made with."""
+    tokens = load_tokens(folder / f"{name}.bin")
+    record = json.loads((folder / "corpus.json").read_text("utf-8"))
+    digests = record.get("sha256") if isinstance(record, dict) else None
+    # Corpora made before the digests were kept have none.
+    old = digests.get(name) if isinstance(digests, dict) else None
+    if old is not None and old != (digest := _sha256(tokens)):
+        raise CheckpointError(
+            f"{folder / f'{name}.bin'} is not the corpus this run began with: SHA-256 {old[:12]} -> {digest[:12]}"
+        )
+    return tokens
+
+
+def _sha256(tokens: UInt16[np.ndarray, " tokens"]) -> str:
+    return hashlib.sha256(memoryview(np.ascontiguousarray(tokens)).cast("B")).hexdigest()
 
 
 def split_texts(config: TextConfig, split_seed: int) -> tuple[list[str], list[str]]:
@@ -100,11 +118,11 @@ def _tokenise(config: TextConfig, folder: Path, split_seed: int) -> None:
             return encode_bpe(tokenizer_json, texts)
 
     folder.mkdir(parents=True, exist_ok=True)
-    counts = {}
+    counts, digests = {}, {}
     for name, texts in (("train", train), ("held_out", held_out)):
-        tokens = np.concatenate(list(encode(texts)))
-        write_atomically(folder / f"{name}.bin", tokens.astype("<u2").tobytes())
-        counts[name] = len(tokens)
+        tokens = np.concatenate(list(encode(texts))).astype("<u2")
+        write_atomically(folder / f"{name}.bin", tokens.tobytes())
+        counts[name], digests[name] = len(tokens), _sha256(tokens)
     write_atomically(folder / "tokenizer.json", tokenizer_json.encode())
     record = {
         "format": 1,
@@ -113,6 +131,7 @@ def _tokenise(config: TextConfig, folder: Path, split_seed: int) -> None:
         "train_tokens": counts["train"],
         "held_out_tokens": counts["held_out"],
         "separator": SEPARATOR,
+        "sha256": digests,
     }
     write_atomically(folder / "corpus.json", (json.dumps(record, indent=2) + "\n").encode())
 
@@ -125,7 +144,7 @@ def _from_token_file(config: TextConfig, folder: Path) -> Corpus:
         raise ConfigError(
             f"{str(path)!r} has token {largest}; accepted: below data.d_vocab = {config.d_vocab}"
         )
-    digest = hashlib.sha256(memoryview(tokens).cast("B")).hexdigest()
+    digest = _sha256(tokens)
     kept = folder / "corpus.json"
     if kept.is_file() and (old := str(_entry(kept, "sha256"))) != digest:
         raise CheckpointError(

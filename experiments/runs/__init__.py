@@ -70,7 +70,7 @@ def _config_of(module: ModuleType, where: str) -> ExperimentConfig:
 def _from_json(path: Path) -> ExperimentConfig:
     try:
         values = json.loads(path.read_text("utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if isinstance(values, dict) and isinstance(values.get("config"), dict):
         values = values["config"]

@@ -78,8 +78,9 @@ def test_runs_from_files(tmp_path):
         script.write_text(content)
         with pytest.raises(ConfigError, match=message):
             find_run(str(script))
-    path.write_text("{")
-    with pytest.raises(ConfigError, match="is not JSON"):
-        find_run(str(path))
+    for text in ("{", "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="is not JSON"):
+            find_run(str(path))
     with pytest.raises(ConfigError, match="no run named 'copy-softmx'; did you mean copy-softmax"):
         find_run("copy-softmx")

@@ -87,6 +87,15 @@ def test_a_prepared_corpus_is_read_again_unchanged(folder, tmp_path):
     assert (prepare_corpus(config, tmp_path / "corpus", split_seed=0).train == first).all()
 
 
+def test_a_prepared_corpus_that_was_changed_is_refused(folder, tmp_path):
+    config = TextConfig(seq=16, path=str(folder), tokens="bytes", d_vocab=256)
+    held_out = prepare_corpus(config, tmp_path / "corpus", split_seed=0).held_out.copy()
+    held_out[3] += 1
+    (tmp_path / "corpus" / "held_out.bin").write_bytes(held_out.tobytes())
+    with pytest.raises(CheckpointError, match="held_out.bin is not the corpus this run began with"):
+        prepare_corpus(config, tmp_path / "corpus", split_seed=0)
+
+
 def test_windows_are_pieces_of_their_own_side():
     train, held_out = np.arange(1000, dtype=np.uint16), np.arange(2000, 2100, dtype=np.uint16)
     config = TextConfig(seq=10, d_vocab=4000)
