@@ -68,7 +68,7 @@ def _kept_tokens(folder: Path, name: str) -> UInt16[np.ndarray, " tokens"]:
     old = digests.get(name) if isinstance(digests, dict) else None
     if old is not None and old != (digest := _sha256(tokens)):
         raise CheckpointError(
-            f"{folder / f'{name}.bin'} is not the corpus this run began with: SHA-256 {old[:12]} -> {digest[:12]}"
+            f"{folder / name}.bin is not the corpus this run began with: SHA-256 {old[:12]} -> {digest[:12]}"
         )
     return tokens
 

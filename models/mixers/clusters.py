@@ -23,7 +23,7 @@ def cluster_channels(entries: ScanEntries, n_clusters: int) -> Int64[Tensor, "cl
         raise ConfigError(
             f"cluster:{n_clusters} asks for {n_clusters} clusters; accepted: 1..{entries.d_entry}"
         )
-    profiles = offset_profiles(entries)
+    profiles = offset_profiles(entries).detach()
     offsets = torch.arange(profiles.shape[1], device=profiles.device, dtype=profiles.dtype)
     label = _k_means(profiles, n_clusters)
     members = [torch.nonzero(label == cluster)[:, 0] for cluster in range(n_clusters)]

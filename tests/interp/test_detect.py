@@ -76,7 +76,7 @@ def test_units_of_mamba1():
         heads = detect(model, mamba_units=units, n_maps=0).checkpoints[0].heads
         counts[units] = {(h.unit, sum(o.layer == 0 and o.reading == "ssm" for o in heads)) for h in heads}
     assert counts == {"layer": {("layer", 1)}, "state": {("state", 4)}, "cluster:3": {("cluster", 3)}}
-    with pytest.raises(DetectionError, match="mamba_units 'state' for layers of softmax; accepted: only with"):
+    with pytest.raises(DetectionError, match="mamba_units 'state' for layers of softmax; accepted: only"):
         detect(build("softmax", dtype=torch.float32), mamba_units="state")
 
 
