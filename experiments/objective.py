@@ -9,14 +9,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from experiments.data.batch import Batch
+from kernels.cross_entropy import NO_TARGET, cross_entropy
 
 
 def token_losses(
     logits: Float[Tensor, "batch seq d_vocab"], tokens: Int[Tensor, "batch seq"]
 ) -> Float[Tensor, "batch seq-1"]:
     """Loss of each token after the first, in nats, float32; entry i is about the token at place i + 1."""
-    flat = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
-    return flat.view(tokens.shape[0], -1)
+    # The last place has no target; leaving its logits out would copy all the others.
+    target = F.pad(tokens[:, 1:], (0, 1), value=NO_TARGET)
+    flat = cross_entropy(logits.flatten(0, 1), target.flatten())
+    return flat.view(tokens.shape)[:, :-1]
 
 
 def loss_weights(batch: Batch) -> Float[np.ndarray, "batch seq-1"]:

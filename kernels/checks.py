@@ -19,7 +19,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 # Operators that have Triton kernels.
-TRITON_OPERATORS = frozenset({"softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv"})
+TRITON_OPERATORS = frozenset(
+    {"softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "cross_entropy"}
+)
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
