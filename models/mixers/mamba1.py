@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from kernels import selective_scan
 from models.config import Mamba1Config, RopeConfig
 from models.form import Form
+from models.lens import attached
 from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors, has_hooks
 from models.mixers.mamba import Mamba
 from models.mixers.mamba1_reading import Mamba1Parts, mamba1_reading
@@ -95,15 +96,18 @@ class Mamba1(Mamba):
         scan = self._hooked(self._select(self.hook_conv(u)))
         start = 0 if state is None else state.length
         before = None if state is None else state.ssm
-        if form is Form.RECURRENT:
-            y, ssm = self._recurrent(scan, before, start)
+        if form is Form.CHUNKED and not attached(self.hook_z, self.hook_gate):
+            # Nothing looks between scan and gate: the scan multiplies with the gate itself.
+            y, ssm = self._chunked(scan, before, z)
         else:
-            y, ssm = self._chunked(scan, before)
-            if form is Form.PARALLEL:
-                y = self._parallel(scan, before)
-        y = self.hook_z(y[..., None])[..., 0]
-        out = self._output(y * self.hook_gate(F.silu(z)))
-        return out, Mamba1State(ssm=ssm, conv=conv, length=start + x.shape[1])
+            if form is Form.RECURRENT:
+                y, ssm = self._recurrent(scan, before, start)
+            else:
+                y, ssm = self._chunked(scan, before)
+                if form is Form.PARALLEL:
+                    y = self._parallel(scan, before)
+            y = self.hook_z(y[..., None])[..., 0] * self.hook_gate(F.silu(z))
+        return self._output(y), Mamba1State(ssm=ssm, conv=conv, length=start + x.shape[1])
 
     def _select(self, u: Float[Tensor, "batch seq d_inner"]) -> _Scan:
         """B, C and dt from the convolution's output."""
@@ -122,9 +126,11 @@ class Mamba1(Mamba):
         u = self.hook_v(scan.u[..., None])[..., 0]
         return _Scan(u, self.hook_dt(scan.dt), B, C)
 
-    def _chunked(self, scan: _Scan, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _chunked(
+        self, scan: _Scan, state: Tensor | None, z: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         return selective_scan.selective_scan(
-            scan.u, scan.dt, self.A_log, scan.B, scan.C, D=self.D, state=state
+            scan.u, scan.dt, self.A_log, scan.B, scan.C, D=self.D, z=z, state=state
         )
 
     def _parallel(self, scan: _Scan, state: Tensor | None) -> Tensor:

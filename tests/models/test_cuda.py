@@ -1,0 +1,109 @@
+"""Whole small models of each mixer on a GPU: compiled in one graph, under autocast, blocks checkpointed."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+from models import LanguageModel, LanguageModelConfig
+from models.config import (
+    LinearAttentionConfig,
+    Mamba1Config,
+    Mamba2Config,
+    MLPConfig,
+    RopeConfig,
+    SoftmaxAttentionConfig,
+)
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+MIXERS = {
+    "softmax": SoftmaxAttentionConfig(n_heads=2),
+    "linear": LinearAttentionConfig(n_heads=2, d_conv=4),
+    "mamba1": Mamba1Config(d_state=8),
+    "mamba2": Mamba2Config(n_heads=2, d_state=16),
+}
+
+
+def build(name: str, n_layers: int = 1) -> LanguageModel:
+    """A model of width 64 in training mode, with weights large enough that every path matters."""
+    rope = {"positions": "rope", "rope": RopeConfig()} if name == "softmax" else {}
+    config = LanguageModelConfig(
+        d_model=64,
+        n_layers=n_layers,
+        d_vocab=100,
+        n_ctx=256,
+        mixers=(MIXERS[name],) * n_layers,
+        mlp=MLPConfig(d_mlp=128, act="silu", gated=True),
+        init_std=0.1,
+        **rope,
+    )
+    return LanguageModel(config).cuda().train()
+
+
+def tokens(batch: int = 4, seq: int = 130) -> torch.Tensor:
+    generator = torch.Generator("cuda").manual_seed(0)
+    return torch.randint(0, 100, (batch, seq), device="cuda", generator=generator)
+
+
+def step(model, call=None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Loss, and gradients by parameter."""
+    model.zero_grad(set_to_none=True)
+    loss = (call or model)(tokens(), return_type="loss")
+    loss.backward()
+    return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
+
+
+def largest_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> tuple[float, str]:
+    """Largest relative error of any gradient, by norm, and whose it is."""
+    assert found.keys() == expected.keys()
+    assert all(x.abs().max() > 0 for x in expected.values())
+    return max((float((found[n] - x).norm() / x.norm()), n) for n, x in expected.items())
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_compiled_in_one_graph(name):
+    model = build(name)
+    loss, gradients = step(model)
+    compiled_loss, compiled = step(model, torch.compile(model, fullgraph=True))
+    assert float(compiled_loss) == pytest.approx(float(loss), rel=1e-5)
+    assert largest_error(compiled, gradients)[0] < 1e-3
+
+
+@pytest.mark.parametrize("name", MIXERS)
+def test_autocast(name):
+    """bfloat16 where it is safe: parameters and gradients stay float32 and near those of full precision."""
+    model = build(name)
+    loss, gradients = step(model)
+    with torch.autocast("cuda", torch.bfloat16):
+        low_loss, low = step(model)
+    assert low_loss.dtype == torch.float32 and all(x.dtype == torch.float32 for x in low.values())
+    assert float(low_loss) == pytest.approx(float(loss), rel=5e-3)
+    assert float(low_loss) != float(loss)
+    assert largest_error(low, gradients)[0] < 0.1
+
+
+@pytest.mark.parametrize("name", MIXERS)
+@pytest.mark.parametrize("autocast", [False, True])
+def test_checkpointed_blocks_give_the_same_gradients_in_less_memory(name, autocast):
+    model = build(name, n_layers=4)
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        loss, gradients = step(model)
+        plain = peak(model)
+        for block in model.blocks:
+            block.forward = partial(checkpoint, block.forward, use_reentrant=False)
+        again, recomputed = step(model)
+        assert float(again) == float(loss)
+        assert largest_error(recomputed, gradients)[0] < 1e-6
+        del recomputed
+        assert peak(model) < plain
+
+
+def peak(model) -> int:
+    """Most bytes held during a step."""
+    torch.cuda.reset_peak_memory_stats()
+    step(model)
+    return torch.cuda.max_memory_allocated()
