@@ -58,6 +58,7 @@ def _offer_units(app: Dash, desk: Desk, side: str) -> None:
         Output(f"{side}-units", "options"),
         Output(f"{side}-units", "value"),
         Output(f"{side}-units-field", "hidden"),
+        Output(f"{side}-head-field", "hidden"),
         Output(f"{side}-head", "options"),
         Output(f"{side}-head", "value"),
         Input(f"{side}-run", "value"),
@@ -74,7 +75,7 @@ def _offer_units(app: Dash, desk: Desk, side: str) -> None:
         units = choices.kept(units, kinds)
         heads = choices.head_options(facts, units)
         offered = readings, choices.kept(reading, readings), len(readings) == 1
-        return (*offered, kinds, units, len(kinds) == 1, heads, choices.kept(head, heads))
+        return (*offered, kinds, units, len(kinds) == 1, len(heads) == 1, heads, choices.kept(head, heads))
 
 
 def _prompt_status(app: Dash, desk: Desk) -> None:

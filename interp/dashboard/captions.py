@@ -63,4 +63,5 @@ def cut_caption(profile: CutProfile) -> str:
 
 def state_caption(norms: StateNorms) -> str:
     """Under the norms of the state."""
-    return f"One line for each {norms.unit}; the norm of {norms.what}."
+    one = f"One line for each {norms.unit}; the norm of" if len(norms.norms) > 1 else "The norm of"
+    return f"{one} {norms.what}."

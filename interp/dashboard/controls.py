@@ -94,7 +94,15 @@ def side_section(side: str, runs: tuple[Run, ...], run: int, opening: dict[str, 
                 [
                     field("Layer", select(f"{side}-layer", choices.layer_options(chosen), layer),
                           name=f"{side}-layer"),
-                    field("Head", select(f"{side}-head", heads, opening["head"]), name=f"{side}-head"),
+                    html.Div(
+                        field(
+                            "Head or group",
+                            select(f"{side}-head", heads, opening["head"]),
+                            name=f"{side}-head",
+                        ),
+                        id=f"{side}-head-field",
+                        hidden=len(heads) == 1,
+                    ),
                 ],
                 className="row two",
             ),

@@ -29,7 +29,9 @@ BLANK = {
 }
 _CONFIG = {
     "displaylogo": False,
-    "modeBarButtonsToRemove": ["lasso2d", "select2d", "zoomIn2d", "zoomOut2d"],
+    "modeBarButtons": [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+    # Plotly's own button would upload the figure.
+    "showSendToCloud": False,
     "plotlyServerURL": "",
 }
 LEDES = {

@@ -147,4 +147,6 @@ def _patched(window: dict[str, Any]) -> Patch:
     for axis in "xy":
         figure["layout"][f"{axis}axis"]["tickvals"] = window[axis].tolist()
         figure["layout"][f"{axis}axis"]["ticktext"] = window[f"{axis}_names"]
+        figure["layout"][f"{axis}axis2"]["tickvals"] = window[f"{axis}_ticks"]
+        figure["layout"][f"{axis}axis2"]["ticktext"] = [str(place) for place in window[f"{axis}_ticks"]]
     return figure

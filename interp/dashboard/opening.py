@@ -12,8 +12,9 @@ from interp.offset_edges import window_matches
 from interp.plan import LARGE_WEIGHTS
 from interp.subject import Subject
 
-# Offsets from the earlier copy that are looked at; a short convolution moves the match by up to its width.
-_OFFSETS = range(1, 5)
+# Offsets from the earlier copy at which a match may sit (a short convolution moves it by up to its width),
+# and those beyond, where there is none.
+_NEAR, _FAR = range(1, 5), range(6, 11)
 
 
 def opening(run: Run, subject: Subject) -> dict[str, Any]:
@@ -50,11 +51,15 @@ def _reading(run: Run, layer: int) -> str:
 
 
 def _after_copies(sheet: Sheet) -> np.ndarray:
-    """For each unit its largest mean weight at any of the offsets."""
+    """For each unit how much its largest mean weight at a near offset exceeds that at far ones."""
     matches = window_matches(torch.tensor([sheet.prompt.ids]))
-    found = [np.zeros(sheet.n_units)]
-    for offset in (offset for offset in _OFFSETS if offset < len(sheet.prompt)):
-        edges = matches.at(offset)
-        if len(edges.dest):
-            found.append(np.abs(sheet.weights[:, edges.dest.numpy(), edges.src.numpy()]).mean(-1))
-    return np.max(found, axis=0)
+
+    def weights(offsets: range) -> list[np.ndarray]:
+        found = [np.zeros(sheet.n_units)]
+        for offset in (offset for offset in offsets if offset < len(sheet.prompt)):
+            edges = matches.at(offset)
+            if len(edges.dest):
+                found.append(np.abs(sheet.weights[:, edges.dest.numpy(), edges.src.numpy()]).mean(-1))
+        return found
+
+    return np.max(weights(_NEAR), axis=0) - np.mean(weights(_FAR)[1:] or [0.0], axis=0)

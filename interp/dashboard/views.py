@@ -26,7 +26,6 @@ OFFSETS = range(-2, 9)
 # Left and right margins of a map of numbers, pixels; longer token names take more.
 MAP_FRAME = 126
 RIGHT_PX, TOP_PX = 66, 14
-MOST_LINES = 16
 
 
 def attention_view(
@@ -60,8 +59,9 @@ def attention_view(
     if targets and len(sheet.prompt) <= MOST_CELLS:
         # As arrays: plotly checks lists number by number, which takes longer than all the rest.
         figure.data[1].x, figure.data[1].y = outlines(sheet.prompt.tokens)
-    # Named in the caption; two maps have to fit beside each other.
+    # Said in the caption; two maps have to fit beside each other.
     figure.data[0].colorbar.title.text = None
+    figure.layout.annotations = ()
     left, below = figure.layout.margin.l, figure.layout.margin.b
     side = max(side + MAP_FRAME - left - RIGHT_PX, 200)
     figure.update_layout(
@@ -112,7 +112,8 @@ def zoomed(
         rows, columns: Ranges of the axes, in positions; rows may run downwards.
 
     Returns:
-        `z`, places `x` and `y` of its columns and rows, the hover names of both, `block` (positions a cell).
+        `z`, places `x` and `y` of its columns and rows, the hover names of both, places of labels
+        `x_ticks` and `y_ticks`, and `block` (positions a cell).
     """
     weights, n = sheet.of(unit), len(sheet.prompt)
     down, across = _inside(rows, n), _inside(columns, n)
@@ -127,7 +128,22 @@ def zoomed(
     x = across.start + np.arange(shown.shape[1]) * block + (block - 1) / 2
     # Above the diagonal nothing is read: blank, as in the whole map.
     z = np.where((x[None] > y[:, None]) & (shown == 0), np.nan, shown).astype(np.float32)
-    return {"z": z, "x": x, "y": y, "x_names": _names(sheet, x), "y_names": _names(sheet, y), "block": block}
+    names = {"x_names": _names(sheet, x), "y_names": _names(sheet, y)}
+    return {
+        "z": z,
+        "x": x,
+        "y": y,
+        **names,
+        "x_ticks": _ticks(across),
+        "y_ticks": _ticks(down),
+        "block": block,
+    }
+
+
+def _ticks(places: range) -> list[int]:
+    """About ten round positions in a range."""
+    stride = next(k for k in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000) if len(places) / k <= 12)
+    return list(range(-(-places.start // stride) * stride, places.stop, stride))
 
 
 def _inside(ends: tuple[float, float], n: int) -> range:
@@ -208,6 +224,7 @@ def state_view(
     figure = go.Figure()
     order = [row for row in range(len(norms.norms)) if row != unit] + ([] if unit is None else [unit])
     few = len(order) <= len(theme.series)
+    named = len(order) > 1
     for row in (row for row in order if row < len(norms.norms)):
         chosen = row == unit or len(order) == 1
         colour = theme.series[row] if few else theme.series[0] if chosen else theme.roles["other"]
@@ -217,7 +234,8 @@ def state_view(
             mode="lines",
             line={"color": colour, "width": 2.8 if chosen else 1.3},
             opacity=1.0 if chosen or few else 0.7,
-            name=f"{norms.unit} {row}" if len(order) > 1 else norms.unit,
+            name=f"{norms.unit} {row}" if named else norms.unit,
+            showlegend=named and (few or chosen),
             customdata=names,
             hovertemplate="%{customdata}<br>norm %{y:.3f}<extra>%{fullData.name}</extra>",
         )
@@ -226,7 +244,7 @@ def state_view(
     figure.update_yaxes(title_text="norm of the state", rangemode="tozero")
     legend = {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "font": {"size": 12}}
     figure.update_layout(
-        showlegend=1 < len(order) <= MOST_LINES, legend=legend, hovermode="closest",
+        showlegend=named, legend=legend, hovermode="closest",
         margin={"l": 64, "r": 20, "t": 44, "b": 52},
     )  # fmt: skip
     return figure

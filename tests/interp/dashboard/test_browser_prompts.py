@@ -72,3 +72,26 @@ def test_a_run_without_samples_says_so(wired_page, open_page):
     page = open_page(wired_page)
     page.get_by_label("Held-out sample").check()
     expect(page.locator("#prompt-status")).to_contain_text("neither held-out windows nor a tokenizer")
+
+
+def test_zooming_into_a_long_prompt_shows_single_cells(mamba_run, serve, open_page):
+    with serve(mamba_run) as address:
+        page = open_page(address)
+        page.locator("#prompt-repeats").fill("50")
+        page.keyboard.press("Enter")
+        expect(page.locator("#a-map-caption")).to_contain_text("Each cell stands for 2 × 2 positions")
+        cells = """() => {
+          const gd = document.querySelector("#a-map .js-plotly-plot"), z = gd._fullData[0].z;
+          return [z.length, z[0].length, gd._fullLayout.xaxis2.tickvals.length];
+        }"""
+        assert page.evaluate(cells)[:2] == [325, 325]
+        box = page.locator("#a-map .nsewdrag").first.bounding_box()
+        left, low = box["x"], box["y"] + box["height"]
+        page.mouse.move(left + 10, low - 110)
+        page.mouse.down()
+        page.mouse.move(left + 110, low - 10, steps=4)
+        page.mouse.up()
+        page.wait_for_timeout(50)
+        expect(page.locator("#a-map .x2tick").nth(4)).to_be_attached()
+        rows, columns, ticks = page.evaluate(cells)
+        assert 60 < rows < 200 and 60 < columns < 200 and ticks >= 5, (rows, columns, ticks)
