@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import sys
 import tempfile
@@ -167,6 +168,9 @@ def _run(options: argparse.Namespace) -> None:
         _check_writable(path)
         if path in outputs[:n]:
             raise DetectionError(f"{path} is given for two outputs; give each a name of its own")
+    _check_installed("rich", "the table")
+    if options.html:
+        _check_installed("plotly", "--html")
     from interp.detect import detect
     from interp.table import print_report
 
@@ -210,6 +214,13 @@ def _contents(options: argparse.Namespace, report: DetectionReport) -> list[tupl
 
         found.append((options.html, html_report(report)))
     return found
+
+
+def _check_installed(package: str, what: str) -> None:
+    from interp.errors import DetectionError
+
+    if importlib.util.find_spec(package) is None:
+        raise DetectionError(f"{what} needs the package {package}, which is not installed here")
 
 
 def _check_writable(name: str) -> None:

@@ -200,3 +200,13 @@ def test_damaged_lines_of_text(tmp_path):
         path.write_text('{"text": "good"}\n' + line + "\n")
         with pytest.raises(DetectionError, match="line 2 is .* accepted: a JSON object"):
             documents(path)
+
+
+@pytest.mark.parametrize(("package", "options"), [("plotly", ["--html", "out.html"]), ("rich", [])])
+def test_a_package_that_is_missing_is_named_before_the_work(
+    checkpoint, tmp_path, capsys, monkeypatch, package, options
+):
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    _refused(capsys, checkpoint, *options, match=f"needs the package {package}, which is not installed")
+    assert not (tmp_path / "out.html").exists()

@@ -1,0 +1,221 @@
+"""Training whole language models on one GPU: ours, flash-linear-attention's and plain PyTorch's.
+
+Forward, backward, clipping and AdamW under bfloat16 autocast, the same for all; models in `whole_contenders`.
+Ours runs as `train-lm` runs it, the whole step captured as a CUDA graph. Peers run eagerly, and captured as
+well where that can be done, so that the peer's quicker way counts.
+
+    python -m experiments.benchmarks.whole_model [--shapes small middle large] [--kinds linear] [--losses 200]
+    python -m experiments.benchmarks.whole_model --warm ...     compile everything, measure nothing
+    python -m experiments.benchmarks.whole_model --profile ...  kernels of one of our steps, by time
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from experiments.benchmarks.whole_contenders import D_VOCAB, KINDS, PEERS, SEQ, Contender, Shape, ours, peer
+from experiments.optimiser import clip_gradients
+
+SHAPES = {
+    "small": Shape(n_layers=2, d_model=256, batch=128),
+    "middle": Shape(n_layers=2, d_model=512, batch=128),
+    "large": Shape(n_layers=12, d_model=768, batch=32),
+}
+# Batches of data that training goes through again and again.
+N_BATCHES = 16
+# Steps before timing, steps timed; a peer slower than this a step is timed over fewer.
+WARM_UP, TIMED, SLOW_S = 4, 12, 0.5
+
+
+def bigram_tokens(batch: int, device: str) -> Tensor:
+    """[N_BATCHES batch SEQ] tokens of a random chain with eight successors a token: something to learn."""
+    generator = torch.Generator(device).manual_seed(0)
+    successors = torch.randint(0, D_VOCAB, (D_VOCAB, 8), device=device, generator=generator)
+    rows = N_BATCHES * batch
+    choices = torch.randint(0, 8, (SEQ, rows), device=device, generator=generator)
+    tokens = [torch.randint(0, D_VOCAB, (rows,), device=device, generator=generator)]
+    for choice in choices[1:]:
+        tokens.append(successors[tokens[-1], choice])
+    return torch.stack(tokens, 1).view(N_BATCHES, batch, SEQ)
+
+
+class Trainer:
+    """Steps of one contender, eager, or captured once as a CUDA graph."""
+
+    def __init__(self, contender: Contender, data: Tensor):
+        self.contender, self.data, self.n = contender, data, 0
+        self.tokens = data[0].clone()
+        lr = torch.tensor(1e-3, device=data.device)
+        parameters = contender.model.parameters()
+        options = {"betas": (0.9, 0.95), "weight_decay": 0.1, "fused": True, "capturable": True}
+        self.optimiser = torch.optim.AdamW(parameters, lr=lr, **options)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def body(self) -> Tensor:
+        """One update of the batch in `tokens`; its loss before it."""
+        self.optimiser.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16, cache_enabled=False):
+            loss = self.contender.loss(self.tokens)
+        loss.backward()
+        clip_gradients(self.contender.model, 1.0)
+        self.optimiser.step()
+        return loss.detach()
+
+    def capture(self) -> None:
+        """Make later steps replays of a graph."""
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self.body()
+        torch.cuda.current_stream().wait_stream(side)
+        self.optimiser.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._loss = self.body()
+        self.graph = graph
+
+    def step(self) -> Tensor:
+        """One update on the next batch."""
+        self.tokens.copy_(self.data[self.n % N_BATCHES])
+        self.n += 1
+        if self.graph is None:
+            return self.body()
+        self.graph.replay()
+        return self._loss
+
+    def seconds(self) -> tuple[float, float]:
+        """Median seconds of a step, and the peak of allocated memory in GB."""
+        for _ in range(WARM_UP):
+            started = time.perf_counter()
+            self.step()
+            torch.cuda.synchronize()
+            last = time.perf_counter() - started
+            if last > SLOW_S and self.n > 1:
+                break
+        torch.cuda.reset_peak_memory_stats()
+        events = []
+        for _ in range(3 if last > SLOW_S else TIMED):
+            pair = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            pair[0].record()
+            self.step()
+            pair[1].record()
+            events.append(pair)
+        torch.cuda.synchronize()
+        times = [begin.elapsed_time(end) / 1e3 for begin, end in events]
+        return statistics.median(times), torch.cuda.max_memory_allocated() / 1e9
+
+
+def measure(make: Callable[[str, Shape], Contender], kind: str, shape: Shape, options: Any) -> dict[str, Any]:
+    """One contender's numbers: milliseconds of a step eager and captured, batch, peak, parameters, losses."""
+    torch.manual_seed(0)
+    contender = make(kind, shape)
+    contender.model.cuda().train()
+    found: dict[str, Any] = {"batch": shape.batch, "parameters": contender.n_parameters}
+    trainer = Trainer(contender, bigram_tokens(shape.batch, "cuda"))
+    if options.losses:
+        found["losses"] = [float(trainer.step())]
+    seconds, found["peak_gb"] = trainer.seconds()
+    found["eager_ms"] = 1e3 * seconds
+    if seconds < SLOW_S:
+        try:
+            trainer.capture()
+            seconds, found["captured_peak_gb"] = trainer.seconds()
+            found["captured_ms"] = 1e3 * seconds
+        except RuntimeError as error:
+            found["not_captured"] = str(error).splitlines()[0][:120]
+    if options.losses:
+        wanted = options.losses if seconds < SLOW_S else min(20, options.losses)
+        while trainer.n < wanted:
+            loss = trainer.step()
+        found["losses"] += [trainer.n, float(loss)]
+    return found
+
+
+def fitting(make: Callable[[str, Shape], Contender], kind: str, shape: Shape, options: Any) -> dict[str, Any]:
+    """`measure` at the largest batch, halved from the shape's, whose step fits the memory."""
+    batch = shape.batch
+    while batch >= 8:
+        try:
+            one = Shape(n_layers=shape.n_layers, d_model=shape.d_model, batch=batch)
+            return measure(make, kind, one, options)
+        except torch.OutOfMemoryError:
+            batch //= 2
+        finally:
+            gc.collect()
+            torch.cuda.empty_cache()
+    return {"batch": 0}
+
+
+def profile(kind: str, shape: Shape) -> str:
+    """A table of the kernels of our eager steps, by time on the device."""
+    contender = ours(kind, shape)
+    contender.model.cuda().train()
+    trainer = Trainer(contender, bigram_tokens(shape.batch, "cuda"))
+    for _ in range(2):
+        trainer.step()
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as found:
+        trainer.step()
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)[:28]
+    total = sum(row.self_device_time_total for row in found.key_averages())
+    lines = [f"{kind} {shape}: {total / 1e3:.2f} ms of kernels"]
+    lines += [f"{r.self_device_time_total / 1e3:8.3f} ms {r.count:4d}x {r.key[:110]}" for r in rows]
+    return "\n".join(lines)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Print one JSON line for each contender; `whole_table` makes the table of them."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.whole_model")
+    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--who", nargs="+", default=["ours", "peer"], choices=("ours", "peer"))
+    parser.add_argument("--losses", type=int, default=0, metavar="N", help="losses at steps 1 and N too")
+    parser.add_argument("--out", type=Path, help="append the lines to this file too")
+    parser.add_argument("--warm", action="store_true", help="compile only")
+    parser.add_argument("--profile", action="store_true", help="kernels of our steps")
+    options = parser.parse_args(argv)
+    for shape in options.shapes:
+        for kind in options.kinds:
+            if options.profile:
+                print(profile(kind, SHAPES[shape]), flush=True)
+                continue
+            for who in options.who:
+                make = ours if who == "ours" else peer
+                if options.warm:
+                    _warm(make, kind, SHAPES[shape])
+                    continue
+                began = time.perf_counter()
+                found = fitting(make, kind, SHAPES[shape], options)
+                name = "ours" if who == "ours" else PEERS[kind]
+                line = {"shape": shape, "kind": kind, "who": name, **found}
+                line["took_s"] = round(time.perf_counter() - began, 1)
+                print(json.dumps(line), flush=True)
+                if options.out:
+                    with open(options.out, "a", encoding="utf-8") as file:
+                        file.write(json.dumps(line) + "\n")
+    return 0
+
+
+def _warm(make: Callable[[str, Shape], Contender], kind: str, shape: Shape) -> None:
+    """Two steps, at the shape's own batch only where a compiler asks for it."""
+    batch = shape.batch if kind == "softmax" else 8
+    contender = make(kind, Shape(n_layers=shape.n_layers, d_model=shape.d_model, batch=batch))
+    contender.model.cuda().train()
+    trainer = Trainer(contender, bigram_tokens(batch, "cuda"))
+    for _ in range(2):
+        trainer.step()
+    torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
