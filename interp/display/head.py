@@ -9,7 +9,11 @@ from interp.figures.unit_name import unit_name
 from interp.records import HeadScore, to_plain
 from interp.report_text import signed
 
-_LONG = ("weight_by_offset", "cut_by_offset_nats")
+SHOWN = (
+    *("prefix_matching", "prefix_matching_chance", "previous_token", "previous_token_chance"),
+    *("copying", "copying_edge", "copying_eigenvalue", "offset", "offset_effect_nats"),
+    *("offset_effect_se_nats", "offset_control_nats", "is_induction", "decided_by"),
+)
 
 
 def words(head: HeadScore) -> list[str]:
@@ -25,9 +29,9 @@ def words(head: HeadScore) -> list[str]:
 
 
 def shown(head: HeadScore) -> pd.DataFrame:
-    """Every score and its value."""
-    values = {name: value for name, value in to_plain(head).items() if name not in _LONG}
-    return first_rows([{"score": name, "value": value} for name, value in values.items()], len(values))
+    """The scores that matter most."""
+    rows = [{"score": name.replace("_", " "), "value": getattr(head, name)} for name in SHOWN]
+    return first_rows(rows, len(rows))
 
 
 def to_pandas(head: HeadScore) -> pd.DataFrame:

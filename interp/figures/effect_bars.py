@@ -51,7 +51,8 @@ def effect_bars(
             hovertemplate="%{text}<br>%{y:.3f}<extra></extra>",
         )
     )
-    turned = len(names) > 6
+    # About as many letters as stand below one another without touching.
+    turned = len(names) * max(len(name) for name in names) > 84
     style(figure, theme, title=title, height=300 + (60 if turned else 0))
     angle = {"tickangle": -90} if turned else {}
     figure.update_xaxes(

@@ -12,16 +12,17 @@ from interp.figures.theme import colour_bar, on_colour, scale, style, theme_of
 def effect_matrix(
     values: Mapping[tuple[int, int], float],
     *,
+    rows: str = "layer",
     columns: str = "head",
     quantity: str = "effect",
     mode: str = "light",
     title: str | None = None,
 ) -> go.Figure:
-    """Heatmap of effects, layer 0 on top; places without a value are left blank.
+    """Heatmap of effects, the first row on top; places without a value are left blank.
 
     Args:
-        values: By (layer, head) or (layer, position).
-        columns: What the second number is.
+        values: By (layer, head), (layer, position) or any other pair of numbers.
+        rows, columns: What the numbers are.
         quantity: Name on the colour bar, whose limits are symmetric about 0.
         mode: `light` or `dark`.
         title: Of the figure.
@@ -48,19 +49,19 @@ def effect_matrix(
             ygap=2,
             hoverongaps=False,
             customdata=[[layer] * len(places) for layer in layers],
-            hovertemplate=f"layer %{{customdata}}, {columns} %{{x}}<br>%{{z:.3f}}<extra></extra>",
+            hovertemplate=f"{rows} %{{customdata}}, {columns} %{{x}}<br>%{{z:.3f}}<extra></extra>",
         )
     )
     if len(places) <= MOST_NUMBERED_COLUMNS and z.size <= MOST_NUMBERED:
-        rows, heads = np.nonzero(np.isfinite(z))
+        down, across = np.nonzero(np.isfinite(z))
         inks = [
             on_colour(theme, (z[r, h] + top) / (2 * top), signed=True)
-            for r, h in zip(rows, heads, strict=True)
+            for r, h in zip(down, across, strict=True)
         ]
         figure.add_scatter(
-            x=heads,
-            y=rows,
-            text=[signed_text(z[r, h]) for r, h in zip(rows, heads, strict=True)],
+            x=across,
+            y=down,
+            text=[signed_text(z[r, h]) for r, h in zip(down, across, strict=True)],
             mode="text",
             textfont={"color": inks, "size": 12},
             hoverinfo="skip",
@@ -86,7 +87,7 @@ def effect_matrix(
         tickvals=list(range(len(layers))),
         ticktext=[str(layer) for layer in layers],
         range=[len(layers) - 0.5, -0.5],
-        title_text="layer",
+        title_text=rows,
     )
     figure.update_layout(plot_bgcolor=theme.missing, showlegend=False)
     return figure
