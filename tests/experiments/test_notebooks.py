@@ -176,6 +176,6 @@ def test_a_run_that_cannot_be_trained_is_named(tmp_path, capfd):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_becomes_a_page_with_its_pictures_and_tables(name):
     page, _ = HTMLExporter(embed_images=True).from_notebook_node(committed(name))
-    pictures = sum(text.count("data:image/svg+xml;base64,") for text in outputs(committed(name), "text/html"))
-    assert page.count("data:image/svg+xml;base64,") == pictures >= 6
+    picture = 'src="data:image/svg+xml;base64,'
+    assert page.count(picture) == sum(t.count(picture) for t in outputs(committed(name), "text/html")) >= 5
     assert page.count("<table") >= 1 and "Traceback" not in page
