@@ -16,6 +16,7 @@ from kernels.checks import (
     check_axes,
     resolve_backend,
     resolve_form,
+    step_unfit,
     triton_unfit,
     without_autocast,
 )
@@ -84,9 +85,19 @@ def step(
     *,
     state: State,
     silu: bool = False,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "batch channel"], State]:
-    """One position from the stored inputs; constant time. Returns (output, next state)."""
+    """One position from the stored inputs; constant time. Returns (output, next state).
+
+    `backend` as in `causal_conv`; Triton's step has no gradient.
+    """
     check_axes("causal_conv", {"x": (x, "batch channel")})
+    unfit = step_unfit({}, x, weight, bias, state)
+    if resolve_backend("causal_conv", backend, x, unfit) == "triton":
+        from kernels.triton import decode
+
+        _check(x[:, None], weight, bias, state)
+        return decode.conv_step(x, weight, bias, state=state, silu=silu)
     window, acc = _padded(x[:, None], weight, bias, state)
     pre = torch.einsum("bwc,cw->bc", window, weight.to(acc))
     return _finish(pre, bias, silu, x.dtype), window[:, 1:].to(x.dtype)
@@ -106,7 +117,7 @@ def recurrent(
         state = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
     outputs = []
     for t in range(x.shape[1]):
-        output, state = step(x[:, t], weight, bias, state=state, silu=silu)
+        output, state = step(x[:, t], weight, bias, state=state, silu=silu, backend="torch")
         outputs.append(output)
     return torch.stack(outputs, dim=1), state
 
@@ -137,7 +148,7 @@ def causal_conv(
     if resolve_backend("causal_conv", backend, x, unfit) == "triton":
         from kernels.triton import causal_conv as fused
 
-        _padded(x[:, :1], weight, bias, state)
+        _check(x, weight, bias, state)
         return fused.causal_conv(x, weight, bias, state=state, silu=silu)
     function = resolve_form(
         "causal_conv", form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
@@ -145,10 +156,8 @@ def causal_conv(
     return function(x, weight, bias, state=state, silu=silu)
 
 
-def _padded(
-    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None
-) -> tuple[Tensor, torch.dtype]:
-    """Stored inputs (or zeros) in front of the sequence, in the accumulation dtype."""
+def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None) -> int:
+    """Raise KernelError for shapes that disagree; the width."""
     sizes = check_axes(
         "causal_conv",
         {"x": (x, "batch seq channel"), "weight": (weight, "channel width"), "bias": (bias, "channel")},
@@ -162,9 +171,17 @@ def _padded(
         {"x": (x, "batch seq channel"), "state": (state, "batch width-1 channel")},
         **{"width-1": sizes["width"] - 1},
     )
+    return sizes["width"]
+
+
+def _padded(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None
+) -> tuple[Tensor, torch.dtype]:
+    """Stored inputs (or zeros) in front of the sequence, in the accumulation dtype."""
+    width = _check(x, weight, bias, state)
     acc = accumulation_dtype(x, weight, state)
     if state is None:
-        return F.pad(x.to(acc), (0, 0, sizes["width"] - 1, 0)), acc
+        return F.pad(x.to(acc), (0, 0, width - 1, 0)), acc
     return torch.cat([state.to(acc), x.to(acc)], dim=1), acc
 
 

@@ -20,7 +20,16 @@ R = TypeVar("R")
 
 # Operators that have Triton kernels.
 TRITON_OPERATORS = frozenset(
-    {"softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "cross_entropy"}
+    {
+        "softmax_attention",
+        "gated_linear_attention",
+        "selective_scan",
+        "causal_conv",
+        "cross_entropy",
+        "gated_silu",
+        "rms_norm",
+        "rotation",
+    }
 )
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -123,6 +132,15 @@ def triton_unfit(
     if wide is not None:
         return f"dtype {wide}"
     return next((f"{name} {width}" for name, width in widths.items() if width > limit), None)
+
+
+def step_unfit(widths: dict[str, int], *tensors: Tensor | None) -> str | None:
+    """What the Triton kernels of one-token steps do not take, or None: a gradient, and what `triton_unfit`
+    names.
+    """
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors):
+        return "a gradient through a step"
+    return triton_unfit("chunked", widths, *tensors)
 
 
 def resolve_form(operator: str, form: str, forms: dict[str, Callable]) -> Callable:

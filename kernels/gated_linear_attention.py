@@ -11,8 +11,6 @@ Glossary: log_decay <= 0, natural log, None | [head] | [batch seq head] | [batch
 q and k may have fewer heads than v (groups): head h reads group h // (n_heads / n_groups).
 """
 
-from dataclasses import dataclass
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -21,54 +19,29 @@ from kernels import KernelError
 from kernels.checks import (
     accumulation_dtype,
     check_axes,
-    check_groups,
     resolve_backend,
     resolve_form,
+    step_unfit,
     triton_unfit,
     without_autocast,
 )
 from kernels.chunked_linear import ChunkedLinear, chunked_by_channel
+from kernels.feature_maps import FEATURE_MAPS, elu_plus_one, identity
+from kernels.linear_inputs import OPERATOR, LinearState, Queries, Values, check_inputs, prepare
 from kernels.segment_sum import segment_sum, suffix_sum
 
-OPERATOR = "gated_linear_attention"
-Queries = Float[Tensor, "batch seq _ d_k"]
-Values = Float[Tensor, "batch seq head d_v"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LinearState:
-    """Sum of decayed key-value products `s`, and of decayed keys `z` where the output is normalised."""
-
-    s: Float[Tensor, "batch head d_k d_v"]
-    z: Float[Tensor, "batch head d_k"] | None = None
-
-
-class _EluPlusOne(torch.autograd.Function):
-    """Its derivative is min(y, 1) of its own value y: one tensor is kept, one pass goes back."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        y = torch.clamp(x, max=0).exp_().add_(torch.relu(x))
-        ctx.save_for_backward(y)
-        return y
-
-    @staticmethod
-    def backward(ctx, dy: Tensor) -> Tensor:
-        (y,) = ctx.saved_tensors
-        return dy * y.clamp(max=1)
-
-
-def elu_plus_one(x: Tensor) -> Tensor:
-    """elu(x) + 1, as exp(x) for x <= 0, so that very negative x keep their digits."""
-    return _EluPlusOne.apply(x)
-
-
-def identity(x: Tensor) -> Tensor:
-    """The feature map that changes nothing."""
-    return x
-
-
-FEATURE_MAPS = {"elu_plus_one": elu_plus_one, "identity": identity, "relu": torch.relu}
+__all__ = [
+    "FEATURE_MAPS",
+    "LinearState",
+    "chunked",
+    "elu_plus_one",
+    "gated_linear_attention",
+    "identity",
+    "parallel",
+    "pattern",
+    "recurrent",
+    "step",
+]
 
 
 @without_autocast
@@ -102,7 +75,7 @@ def pattern(
     Source: Katharopoulos et al. 2020, arXiv:2006.16236; Yang et al. 2023, arXiv:2312.06635; Dao and Gu
     2024, arXiv:2405.21060.
     """
-    q, k, decay = _prepare(q, k, None, log_decay, k_weight, scale, state, normalise)
+    q, k, decay = prepare(q, k, None, log_decay, k_weight, scale, state, normalise)
     weights = _raw_pattern(q, k, None if log_decay is None else decay, rows or slice(None))
     if not normalise:
         return weights
@@ -128,7 +101,7 @@ def parallel(
         (output [batch seq head d_v], state after the last step).
     """
     dtype = v.dtype
-    q, k, decay = _prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
+    q, k, decay = prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
     v = v.to(q.dtype)
     weights = _raw_pattern(q, k, None if log_decay is None else decay)
     output = torch.einsum("bhij,bjhv->bihv", weights, v)
@@ -165,7 +138,7 @@ def chunked(
     Args:
         chunk: Steps in a chunk; default 64 without a decay, 32 with one a head, 16 with one a key channel.
     """
-    sizes = _check(q, k, v, log_decay, k_weight, state, normalise)
+    sizes = check_inputs(q, k, v, log_decay, k_weight, state, normalise)
     per_channel = log_decay is not None and log_decay.ndim == 4
     if chunk is None:
         chunk = 64 if log_decay is None else 16 if per_channel else 32
@@ -204,18 +177,35 @@ def step(
     normalise: bool = False,
     eps: float = 0.0,
     state: LinearState | None = None,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "batch head d_v"], LinearState]:
     """One position, constant time. log_decay: None, [head], [batch head] or [batch head d_k]; k_weight:
-    [batch head].
+    [batch head]. `backend` as in `gated_linear_attention`; Triton's step has no gradient.
     """
     check_axes(
         OPERATOR, {"q": (q, "batch q_head d_k"), "k": (k, "batch k_head d_k"), "v": (v, "batch head d_v")}
     )
+    options = {"scale": scale, "normalise": normalise, "eps": eps}
+    tensors = (q, k, v, log_decay, k_weight, *(() if state is None else (state.s, state.z)))
+    unfit = step_unfit({"d_k": q.shape[-1], "d_v": v.shape[-1]}, *tensors)
+    if log_decay is not None and log_decay.ndim == 3:
+        unfit = "a decay per key channel"
+    backend = resolve_backend(OPERATOR, backend, q, unfit)
     dtype = v.dtype
     if log_decay is not None and log_decay.ndim > 1:
         log_decay = log_decay[:, None]
     k_weight = None if k_weight is None else k_weight[:, None]
-    q, k, decay = _prepare(q[:, None], k[:, None], v[:, None], log_decay, k_weight, scale, state, normalise)
+    if backend == "triton":
+        from kernels.triton import decode
+
+        check_inputs(q[:, None], k[:, None], v[:, None], log_decay, k_weight, state, normalise)
+        s, z = (None, None) if state is None else (state.s, state.z)
+        if log_decay is not None and log_decay.ndim > 1:
+            log_decay = log_decay[:, 0]
+        k_weight = None if k_weight is None else k_weight[:, 0]
+        o, s, z = decode.linear_step(q, k, v, log_decay=log_decay, k_weight=k_weight, **options, s=s, z=z)
+        return o, LinearState(s=s, z=z)
+    q, k, decay = prepare(q[:, None], k[:, None], v[:, None], log_decay, k_weight, scale, state, normalise)
     q, k, v = q[:, 0], k[:, 0], v.to(q.dtype)
     s = k[..., :, None] * v[..., None, :]
     z = k if normalise else None
@@ -243,14 +233,14 @@ def recurrent(
     state: LinearState | None = None,
 ) -> tuple[Values, LinearState]:
     """Token by token through `step`. Arguments and results as in `parallel`."""
-    _prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
+    prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
     outputs = []
     for t in range(q.shape[1]):
         decay_t = log_decay[:, t] if log_decay is not None and log_decay.ndim > 1 else log_decay
         weight_t = None if k_weight is None else k_weight[:, t]
         output, state = step(
             q[:, t], k[:, t], v[:, t], log_decay=decay_t, k_weight=weight_t, scale=scale, normalise=normalise,
-            eps=eps, state=state,
+            eps=eps, state=state, backend="torch",
         )  # fmt: skip
         outputs.append(output)
     return torch.stack(outputs, dim=1), state
@@ -276,14 +266,13 @@ def gated_linear_attention(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
-    # An earlier configuration of the kernels read out of bounds at 256 in bfloat16, for a reason not found.
-    unfit = triton_unfit(form, {"d_k": q.shape[-1], "d_v": v.shape[-1]}, q, k, v, limit=128)
+    unfit = triton_unfit(form, {"d_k": q.shape[-1], "d_v": v.shape[-1]}, q, k, v)
     if log_decay is not None and log_decay.ndim == 4:
         unfit = "a decay per key channel"
     if resolve_backend(OPERATOR, backend, q, unfit) == "triton":
         from kernels.triton import gated_linear_attention as fused
 
-        _check(q, k, v, log_decay, k_weight, state, normalise)
+        check_inputs(q, k, v, log_decay, k_weight, state, normalise)
         s, z = (None, None) if state is None else (state.s, state.z)
         o, s, z = fused.gated_linear_attention(
             q, k, v, log_decay=log_decay, k_weight=k_weight, scale=scale, normalise=normalise, eps=eps,
@@ -304,71 +293,6 @@ def gated_linear_attention(
         eps=eps,
         state=state,
     )
-
-
-def _check(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    log_decay: Tensor | None,
-    k_weight: Tensor | None,
-    state: LinearState | None,
-    normalise: bool,
-) -> dict[str, int]:
-    """Sizes of all axes: batch, seq, head, q_head, k_head, d_k, and d_v where there are values."""
-    if log_decay is not None and log_decay.ndim not in (1, 3, 4):
-        raise KernelError(
-            f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [head], "
-            "[batch seq head] and [batch seq head d_k]"
-        )
-    decay_axes = {1: "head", 3: "batch seq head", 4: "batch seq head d_k"}[
-        3 if log_decay is None else log_decay.ndim
-    ]
-    sizes = check_axes(
-        OPERATOR,
-        {
-            "v": (v, "batch seq head d_v"),
-            "log_decay": (log_decay, decay_axes),
-            "k_weight": (k_weight, "batch seq head"),
-            "q": (q, "batch seq q_head d_k"),
-            "k": (k, "batch seq k_head d_k"),
-            "state.s": (None if state is None else state.s, "batch head d_k d_v"),
-            "state.z": (None if state is None else state.z, "batch head d_k"),
-        },
-    )
-    heads = sizes.setdefault("head", max(sizes["q_head"], sizes["k_head"]))
-    check_groups(OPERATOR, heads, q=sizes["q_head"], k=sizes["k_head"])
-    if sizes["seq"] < 1:
-        raise KernelError(f"{OPERATOR}: q has shape {tuple(q.shape)}, accepted are sequences of at least 1")
-    if normalise and state is not None and state.z is None:
-        raise KernelError(f"{OPERATOR}: normalise=True needs a state with z, got z=None")
-    return sizes
-
-
-def _prepare(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor | None,
-    log_decay: Tensor | None,
-    k_weight: Tensor | None,
-    scale: float,
-    state: LinearState | None,
-    normalise: bool,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Check everything; scaled q, weighted k and log decay [batch seq head (d_k or 1)] for every head,
-    accumulation dtype.
-    """
-    sizes = _check(q, k, v, log_decay, k_weight, state, normalise)
-    heads = sizes["head"]
-    acc = accumulation_dtype(q, k, v, log_decay, k_weight)
-    q = q.to(acc).repeat_interleave(heads // sizes["q_head"], dim=2) * scale
-    k = k.to(acc).repeat_interleave(heads // sizes["k_head"], dim=2)
-    if k_weight is not None:
-        k = k * k_weight.to(acc)[..., None]
-    if log_decay is None:
-        return q, k, q.new_zeros(*q.shape[:3], 1)
-    decay = log_decay.to(acc)
-    return q, k, decay if decay.ndim == 4 else decay.expand(q.shape[:3])[..., None]
 
 
 def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor | None, rows: slice = slice(None)) -> Tensor:

@@ -21,6 +21,7 @@ from kernels.checks import (
     check_axes,
     resolve_backend,
     resolve_form,
+    step_unfit,
     triton_unfit,
     without_autocast,
 )
@@ -148,8 +149,12 @@ def step(
     D: Float[Tensor, " channel"] | None = None,
     z: Float[Tensor, "batch channel"] | None = None,
     state: State | None = None,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "batch channel"], State]:
-    """One position, constant time. Returns (y [batch channel], next state)."""
+    """One position, constant time. Returns (y [batch channel], next state).
+
+    `backend` as in `selective_scan`; Triton's step has no gradient.
+    """
     check_axes(
         OPERATOR,
         {
@@ -163,6 +168,11 @@ def step(
             "state": (state, "batch channel d_state"),
         },
     )
+    unfit = step_unfit({"d_state": A_log.shape[1]}, u, dt, A_log, B, C, D, z, state)
+    if resolve_backend(OPERATOR, backend, u, unfit) == "triton":
+        from kernels.triton import decode
+
+        return decode.scan_step(u, dt, A_log, B, C, D=D, z=z, state=state)
     dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
     written = (dt * u)[..., None] * B[:, None, :]
     if state is not None:
@@ -188,7 +198,9 @@ def recurrent(
     outputs = []
     for t in range(u.shape[1]):
         gate = None if z is None else z[:, t]
-        y, state = step(u[:, t], dt[:, t], A_log, B[:, t], C[:, t], D=D, z=gate, state=state)
+        y, state = step(
+            u[:, t], dt[:, t], A_log, B[:, t], C[:, t], D=D, z=gate, state=state, backend="torch"
+        )
         outputs.append(y)
     return torch.stack(outputs, dim=1), state
 

@@ -22,6 +22,7 @@ from kernels.checks import (
     check_groups,
     resolve_backend,
     resolve_form,
+    step_unfit,
     triton_unfit,
     without_autocast,
 )
@@ -142,9 +143,10 @@ def step(
     scale: float | None = None,
     window: int | None = None,
     sink: Sink | None = None,
+    backend: str | None = None,
 ) -> tuple[Output, KVState]:
     """One or more new positions after the cached ones. Options as in `pattern`; the given state is left as
-    it is.
+    it is. `backend` as in `softmax_attention`; Triton's step of one position has no gradient.
 
     Returns:
         (output of the new positions, cache that includes them).
@@ -160,11 +162,28 @@ def step(
         },
     )
     keys, values = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
-    form = parallel if q.shape[1] == 1 else chunked
-    output = form(q, keys, values, scale=scale, window=window, sink=sink)
+    output = _last_rows(q, keys, values, scale, window, sink, backend)
     kept = keys.shape[1] if window is None else min(keys.shape[1], window - 1)
     start = keys.shape[1] - kept
     return output, KVState(k=keys[:, start:], v=values[:, start:], length=state.length + k.shape[1])
+
+
+@without_autocast
+def _last_rows(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sink: Tensor | None,
+    backend: str | None,
+) -> Tensor:  # fmt: skip
+    """Output of the last positions: one of them by the kernel that splits the keys, where it applies."""
+    options = {"scale": scale, "window": window, "sink": sink}
+    if q.shape[1] > 1:
+        return softmax_attention(q, k, v, **options, backend=backend)
+    unfit = step_unfit({"d_head": q.shape[-1], "d_v": v.shape[-1]}, q, k, v, sink)
+    if resolve_backend("softmax_attention", backend, q, unfit) == "triton":
+        from kernels.triton import decode_attention
+
+        _check(q, k, v, window, sink)
+        return decode_attention.softmax_step(q[:, 0], k, v, **options)[:, None]
+    return parallel(q, k, v, **options)
 
 
 @without_autocast
@@ -183,7 +202,9 @@ def recurrent(
     outputs = []
     for t in range(q.shape[1]):
         at = slice(t, t + 1)
-        output, state = step(q[:, at], k[:, at], v[:, at], state, scale=scale, window=window, sink=sink)
+        output, state = step(
+            q[:, at], k[:, at], v[:, at], state, scale=scale, window=window, sink=sink, backend="torch"
+        )
         outputs.append(output)
     return torch.cat(outputs, dim=1)
 

@@ -70,11 +70,12 @@ def step(
     *,
     D: Float[Tensor, " head"] | None = None,
     state: State | None = None,
+    backend: str | None = None,
 ) -> tuple[Float[Tensor, "batch head d_head"], State]:
-    """One position, constant time."""
+    """One position, constant time; `backend` as in `gated_linear_attention.step`."""
     start = None if state is None else linear.LinearState(s=state.transpose(-1, -2))
     decay = log_decay(dt[:, None], A_log)[:, 0]
-    y, end = linear.step(C, B, x, log_decay=decay, k_weight=dt, state=start)
+    y, end = linear.step(C, B, x, log_decay=decay, k_weight=dt, state=start, backend=backend)
     return _skip(y, x, D), end.s.transpose(-1, -2)
 
 

@@ -17,8 +17,8 @@ from triton.backends.compiler import GPUTarget
 from kernels.triton import config_table
 
 MODULES = (
-    "softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "decode", "edges",
-    "cross_entropy",
+    "softmax_attention", "linear_attention_launch", "selective_scan", "causal_conv", "decode", "edges",
+    "cross_entropy", "decode_attention",
 )  # fmt: skip
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 SHARED_LIMIT = {80: 166_912, 90: 232_448, 100: 232_448}

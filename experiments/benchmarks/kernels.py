@@ -3,7 +3,7 @@ experiments.benchmarks.kernels
 
     --check        every output and gradient against float64
     --time         device time (CUDA graph), host time, memory and cold start, beside the peers
-    --only A,B     some of: softmax, linear, scan, conv, decode, edges
+    --only A,B     some of: softmax, linear, scan, conv, split, tables, decode, edges
     --out FILE     where the Markdown table goes (default experiments/benchmarks/results/kernels-<gpu>.md)
 """
 
@@ -16,12 +16,10 @@ from pathlib import Path
 
 import torch
 
-from experiments.benchmarks.kernel_checks import run_checks
 from experiments.benchmarks.kernel_contests import contests
+from experiments.benchmarks.kernel_jobs import OPERATORS, run_checks
 from experiments.benchmarks.kernel_reads import read_times
 from experiments.benchmarks.kernel_timing import measure
-
-OPERATORS = ("softmax", "linear", "scan", "conv", "decode", "edges")
 
 
 def check(operators: tuple[str, ...]) -> list[str]:

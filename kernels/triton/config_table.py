@@ -57,6 +57,8 @@ _SM_80 = {
     ("linear_output", 64, 2): _c(64, 64, 4, 3),
     ("linear_output", 128, 2): _c(64, 64, 8, 2),
     ("linear_output", 256, 2): _c(32, 32, 8, 1),
+    # Rows are those of linear_output, which sets the chunks; columns are the whole head.
+    ("linear_key_value", 64, 2): _c(64, 64, 4, 2),
     ("linear_output", 64, 4): _c(32, 32, 8, 1),
     ("linear_output", 128, 4): _c(16, 32, 8, 1),
     ("linear_output", 256, 4): _c(16, 16, 8, 1),

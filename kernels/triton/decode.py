@@ -177,6 +177,63 @@ def _scan_step(
     return y, new
 
 
+@triton.jit
+@typing.no_type_check
+def _conv_step_kernel(
+    x_ptr, weight_ptr, bias_ptr, state_ptr, y_ptr, new_ptr, stride_x_b, n_channel,
+    WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, HAS_BIAS: tl.constexpr, SILU: tl.constexpr,
+):  # fmt: skip
+    """Output and next stored inputs of one block of channels."""
+    batch = tl.program_id(1).to(tl.int64)
+    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask_c = offs_c < n_channel
+    b_x = tl.load(x_ptr + batch * stride_x_b + offs_c, mask=mask_c, other=0.0)
+    b_w = tl.load(weight_ptr + offs_c * WIDTH + WIDTH - 1, mask=mask_c, other=0.0)
+    b_y = b_x.to(tl.float32) * b_w.to(tl.float32)
+    if HAS_BIAS:
+        b_y += tl.load(bias_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
+    for slot in tl.static_range(WIDTH - 1):
+        row = batch * (WIDTH - 1) + slot
+        b_old = tl.load(state_ptr + row * n_channel + offs_c, mask=mask_c, other=0.0)
+        b_w = tl.load(weight_ptr + offs_c * WIDTH + slot, mask=mask_c, other=0.0)
+        b_y += b_old.to(tl.float32) * b_w.to(tl.float32)
+        if slot > 0:
+            tl.store(new_ptr + (row - 1) * n_channel + offs_c, b_old.to(new_ptr.dtype.element_ty),
+                mask=mask_c)
+    if WIDTH > 1:
+        tl.store(new_ptr + (batch * (WIDTH - 1) + WIDTH - 2) * n_channel + offs_c, b_x, mask=mask_c)
+    if SILU:
+        b_y = b_y / (1.0 + tl.exp2(-1.4426950408889634 * b_y))
+    tl.store(y_ptr + batch * n_channel + offs_c, b_y.to(y_ptr.dtype.element_ty), mask=mask_c)
+
+
+def conv_step(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, state: Tensor, silu: bool = False
+) -> tuple[Tensor, Tensor]:
+    """One position of the causal convolution: x [batch channel], state [batch width-1 channel]."""
+    check_dtype("conv_step", x)
+    return torch.ops.beyond_softmax.conv_step(x, weight, bias, state, silu)
+
+
+def _conv_step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, silu: bool
+) -> tuple[Tensor, Tensor]:
+    x, weight, state = rows(x), weight.contiguous(), state.contiguous()
+    y = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    new = torch.empty(state.shape, dtype=x.dtype, device=x.device)
+    launch(
+        _conv_step_kernel, (-(-x.shape[1] // 256), x.shape[0]), x, weight, bias, state, y, new, x.stride(0),
+        x.shape[1], WIDTH=weight.shape[1], BLOCK_C=256, HAS_BIAS=bias is not None, SILU=silu, num_warps=2,
+    )  # fmt: skip
+    return y, new
+
+
+def _fake_conv_step(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, silu: bool
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(state.shape)
+
+
 def _fake_linear_step(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None, s: Tensor | None, z: Tensor | None,
     scale: float,
@@ -206,4 +263,9 @@ register(
     "-> (Tensor, Tensor)",
     _scan_step,
     _fake_scan_step,
+)
+register(
+    "conv_step(Tensor x, Tensor weight, Tensor? bias, Tensor state, bool silu) -> (Tensor, Tensor)",
+    _conv_step,
+    _fake_conv_step,
 )

@@ -7,24 +7,25 @@ chunks keep the state in registers, the normaliser is part of the kernel, initia
 gradients.
 """
 
-import functools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kernels.triton.config_table import config
-from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, rows
-from kernels.triton.linear_attention_kernels import (
-    _linear_decay_gradient_kernel,
-    _linear_output_kernel,
-    _linear_scan_kernel,
-    _linear_state_kernel,
+from kernels.triton.launch import check_dtype, check_width, rows
+from kernels.triton.linear_attention_launch import (
+    decay_gradient,
+    decays,
+    group_sums,
+    key_value,
+    plan,
+    row_sum,
+    states,
+    together,
 )
 from kernels.triton.ops import differentiable, differentiable_once, register
 
 OPERATOR = "gated_linear_attention"
-NO_STRIDES = (0, 0, 0)
 
 
 def gated_linear_attention(
@@ -71,118 +72,17 @@ def gated_linear_attention(
     return o, s, z if normalise else None
 
 
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
-def _segments(lanes: int, seq: int, block: int, device: torch.device) -> tuple[int, int]:
-    """(number of segments, their length): enough programs to fill the device, at least two chunks each."""
-    wanted = max(1, 4 * _processors(device) // max(lanes, 1))
-    if wanted < 4 or seq <= 2 * block:
-        return 1, max(-(-seq // block), 1) * block
-    chunks = max(2, -(-seq // block) // wanted)
-    segment = chunks * block
-    return -(-seq // segment), segment
-
-
-def _block(part: str, d_b: int, d_c: int, q: Tensor) -> dict[str, int]:
-    c = config(part, power_of_two(d_b), q.dtype, q.device)
-    return {
-        "BLOCK_T": c.block_m,
-        "BLOCK_B": power_of_two(d_b),
-        "BLOCK_C": min(power_of_two(d_c), c.block_n),
-        "num_warps": c.warps,
-        "num_stages": c.stages,
-        "EXACT": q.dtype == torch.float32,
-        "PRECISION": "tf32x3" if q.dtype == torch.float32 else "tf32",
-    }
-
-
-def _states(
-    b: Tensor, c: Tensor, y: Tensor | None, w: Tensor | None, g: Tensor | None, first: Tensor | None,
-    first_z: Tensor | None, n_segment: int, segment: int, scale: float, reverse: bool, normalise: bool,
-    heads: int,
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:  # fmt: skip
-    """Entry states of every segment, and the one that leaves the last: (s parts, z parts, s last, z last)."""
-    batch, seq, d_b, d_c = b.shape[0], b.shape[1], b.shape[3], c.shape[3]
-    options = {"dtype": torch.float32, "device": b.device}
-    s = torch.empty(batch, heads, n_segment, d_b, d_c, **options)
-    z = torch.empty(batch, heads, n_segment, d_b, **options) if normalise else None
-    total = torch.empty(batch, heads, n_segment, **options) if g is not None else None
-    block = _block("linear_state", d_b, d_c, b)
-    n_block = -(-d_c // block["BLOCK_C"])
-    launch(
-        _linear_state_kernel, (n_block * n_segment * batch * heads,), b, c, y, w, g, s, z, total,
-        *b.stride()[:3], *c.stride()[:3], *(NO_STRIDES if w is None else w.stride()),
-        *(NO_STRIDES if g is None else g.stride()), heads, seq, n_segment, segment,
-        GROUP_B=heads // b.shape[2], GROUP_C=heads // c.shape[2], D_B=d_b, D_C=d_c, REVERSE=reverse,
-        HAS_G=g is not None,
-        HAS_W=w is not None, HAS_Z=normalise, HAS_Y=y is not None, **block,
-    )  # fmt: skip
-    last = torch.empty(batch, heads, d_b, d_c, **options)
-    _scan(s, total, first, last, scale, reverse)
-    last_z = None
-    if normalise:
-        last_z = torch.empty(batch, heads, d_b, **options)
-        _scan(z, total, first_z, last_z, scale, reverse)
-    return s, z, last, last_z
-
-
-def _scan(s: Tensor, total: Tensor | None, first: Tensor | None, last: Tensor, gain: float,
-    reverse: bool) -> None:
-    batch, heads, n_segment = s.shape[:3]
-    size = s[0, 0, 0].numel()
-    block = 256 if size >= 256 else power_of_two(size)
-    launch(
-        _linear_scan_kernel, (-(-size // block) * batch * heads,), s, total, first, last, size, n_segment,
-        gain,
-        BLOCK=block, REVERSE=reverse, HAS_G=total is not None, HAS_FIRST=first is not None, num_warps=2,
-    )  # fmt: skip
-
-
-def _sum(
-    call: str, a: Tensor, b: Tensor, c: Tensor, out: Tensor, *, t: Tensor | None = None,
-    o: Tensor | None = None,
-    w: Tensor | None = None, u: Tensor | None = None, g: Tensor | None = None, d: Tensor | None = None,
-    delta: Tensor | None = None, s: Tensor | None = None, z: Tensor | None = None,
-    s_last: Tensor | None = None,
-    z_last: Tensor | None = None, den: Tensor | None = None, dd: Tensor | None = None, dot: bool = False,
-    plan: tuple[int, int], scale: float = 1.0, eps: float = 0.0, normalise: bool = False,
-) -> Tensor | None:  # fmt: skip
-    """One row of the table in `linear_attention_kernels`; gives the row products <t_i, out_i> per column
-    block if `dot`."""
-    batch, seq, heads = out.shape[:3]
-    n_segment, segment = plan
-    d_b, d_c = b.shape[3], c.shape[3]
-    transposed, reverse = call in ("dq", "dk"), call in ("dv", "dk")
-    gain_first = 1 / scale if reverse and n_segment == 1 else 1.0
-    block = _block("linear_output", d_b, d_c, a)
-    n_block = -(-d_c // block["BLOCK_C"])
-    dots = torch.empty(n_block, batch, seq, heads, dtype=torch.float32, device=a.device) if dot else None
-    launch(
-        _linear_output_kernel, (n_block * n_segment * batch * heads,),
-        a, b, c, t, o, w, u, g, d, delta, s, z, s_last, z_last, out, den, dots, dd,
-        *a.stride()[:3], *b.stride()[:3], *c.stride()[:3], *(NO_STRIDES if t is None else t.stride()[:3]),
-        *(NO_STRIDES if w is None else w.stride()), *(NO_STRIDES if u is None else u.stride()),
-        *(NO_STRIDES if g is None else g.stride()), *((1, d_b) if transposed else (d_c, 1)), heads, seq,
-        n_segment, segment,
-        batch * seq * heads, scale, gain_first, scale if reverse else 1.0, eps,
-        GROUP_A=heads // a.shape[2], GROUP_B=heads // b.shape[2], GROUP_C=heads // c.shape[2],
-        GROUP_T=1 if t is None else heads // t.shape[2], D_B=d_b, D_C=d_c, CALL=call, REVERSE=reverse,
-        HAS_G=g is not None, HAS_W=w is not None, HAS_U=u is not None, NORMALISE=normalise,
-        HAS_D=d is not None, HAS_DOT=dot,
-        HAS_FIRST=s is not None, SAVE_LAST=s_last is not None or z_last is not None, **block,
-    )  # fmt: skip
-    return dots
+def _views(parts: Tensor, d_k: int, d_v: int, normalise: bool) -> tuple[Tensor, Tensor | None]:
+    """The entry states s and z of segments, kept side by side."""
+    return parts[..., : d_k * d_v], parts[..., d_k * d_v :] if normalise else None
 
 
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor | None, w: Tensor | None, d: Tensor | None, s: Tensor | None,
     z: Tensor | None, scale: float, normalise: bool, eps: float,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """(o, last s, last z, 1 / denominator, entry states s and z of the segments); what does not apply is
-    empty."""
+    """(o, last s, last z, 1 / denominator, entry states of the segments, sums of decays); what does not apply
+    is empty."""
     q, k, v = rows(q), rows(k), rows(v)
     s, z = (None if x is None else x.contiguous() for x in (s, z))
     batch, seq, heads, d_v = v.shape
@@ -190,31 +90,30 @@ def _forward(
     o = torch.empty(batch, seq, heads, d_v, dtype=v.dtype, device=v.device)
     none = torch.empty(0, dtype=torch.float32, device=v.device)
     den = none.new_empty(batch, seq, heads) if normalise else None
-    block = _block("linear_output", d_k, d_v, q)
-    plan = _segments(batch * heads * -(-d_v // block["BLOCK_C"]), seq, block["BLOCK_T"], v.device)
-    parts = parts_z = None
-    if plan[0] > 1:
-        parts, parts_z, last, last_z = _states(k, v, None, w, g, s, z, *plan, 1.0, False, normalise, heads)
+    sums = None if g is None else decays(g, d_k, d_v, v)
+    cut = plan(d_k, d_v, heads, v)
+    parts = None
+    if cut[0] > 1:
+        parts, last, last_z = states(k, v, None, w, sums, s, z, *cut, 1.0, False, normalise, heads)
+        s, z = _views(parts, d_k, d_v, normalise)
         save = (None, None)
     else:
         last = none.new_empty(batch, heads, d_k, d_v)
         last_z = none.new_empty(batch, heads, d_k) if normalise else None
         save = (last, last_z)
-    if plan[0] == 1 and normalise and s is not None and z is None:
-        z = none.new_zeros(batch, heads, d_k)
-    _sum(
-        "o", q, k, v, o, w=w, g=g, d=d, s=s if parts is None else parts, z=z if parts is None else parts_z,
-        s_last=save[0], z_last=save[1], den=den, plan=plan, scale=scale, eps=eps, normalise=normalise,
+        if normalise and s is not None and z is None:
+            z = none.new_zeros(batch, heads, d_k)
+    row_sum(
+        "o", q, k, v, o, w=w, sums=sums, d=d, s=s, z=z, s_last=save[0], z_last=save[1], den=den, plan=cut,
+        scale=scale, eps=eps, normalise=normalise,
     )  # fmt: skip
-    return o, last, *(none.new_empty(0) if x is None else x for x in (last_z, den, parts, parts_z))
+    return o, last, *(none.new_empty(0) if x is None else x for x in (last_z, den, parts, sums))
 
 
 def _backward(
     do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
-    w: Tensor | None,
-    d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor, last_z: Tensor,
-    den: Tensor,
-    parts: Tensor, parts_z: Tensor, scale: float, normalise: bool,
+    w: Tensor | None, d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor,
+    last_z: Tensor, den: Tensor, parts: Tensor, sums: Tensor, scale: float, normalise: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of (q, k, v, g, w, d, s, z); what does not apply is empty."""
     q, k, v, do = rows(q), rows(k), rows(v), rows(do)
@@ -223,77 +122,86 @@ def _backward(
     d_k = q.shape[3]
     none = torch.empty(0, dtype=torch.float32, device=v.device)
     inverse = den if normalise else None
-    block = _block("linear_output", d_k, d_v, q)
-    n_segment = parts.shape[2] if parts.numel() else 1
-    whole = max(-(-seq // block["BLOCK_T"]), 1) * block["BLOCK_T"]
-    plan = (1, whole) if n_segment == 1 else _segments(batch * heads * -(-d_v // block["BLOCK_C"]), seq,
-        block["BLOCK_T"], v.device)
-    many = n_segment > 1
-    first, first_z = (parts, parts_z) if many else (s, z)
-    if normalise and s is not None and z is None and not many:
-        first_z = none.new_zeros(batch, heads, d_k)
-    dq = torch.empty(batch, seq, heads, d_k, dtype=q.dtype if q.shape[2] == heads else torch.float32,
-        device=q.device)
-    dk = torch.empty(batch, seq, heads, d_k, dtype=k.dtype if k.shape[2] == heads else torch.float32,
-        device=k.device)
-    dv = torch.empty(batch, seq, heads, d_v, dtype=v.dtype, device=v.device)
+    cut = plan(d_k, d_v, heads, v)
+    if cut[0] > 1:
+        s, z = _views(parts, d_k, d_v, normalise)
+    elif normalise and s is not None and z is None:
+        z = none.new_zeros(batch, heads, d_k)
+    shared = {"sums": None if g is None else sums, "plan": cut, "scale": scale, "normalise": normalise}
+    dq = _gradient_of(q, heads)
     delta = none.new_empty(batch, seq, heads) if normalise else None
-    q_dots = _sum(
-        "dq", do, v, k, dq, t=q, o=o, w=w, u=inverse, g=g, delta=delta, s=first, z=first_z, plan=plan,
-        scale=scale,
-        dot=g is not None, normalise=normalise,
-    )  # fmt: skip
+    q_dots = row_sum(
+        "dq", do, v, k, dq, t=q, o=o, w=w, u=inverse, delta=delta, s=s, z=z, dot=g is not None, **shared
+    )
     ds0 = none.new_empty(batch, heads, d_k, d_v)
     dz0 = none.new_empty(batch, heads, d_k) if normalise else None
     save = (ds0, dz0)
-    if many:
-        ds, dz, ds0, dz0 = _states(q, do, delta, inverse, g, ds, dz, *plan, scale, True, normalise, heads)
+    if cut[0] > 1:
+        sent, ds0, dz0 = states(
+            q, do, delta, inverse, shared["sums"], ds, dz, *cut, scale, True, normalise, heads
+        )
+        ds, dz = _views(sent, d_k, d_v, normalise)
         save = (None, None)
     elif normalise and (ds is None) != (dz is None):
         ds = none.new_zeros(batch, heads, d_k, d_v) if ds is None else ds
         dz = none.new_zeros(batch, heads, d_k) if dz is None else dz
-    shared = {"w": inverse, "u": w, "g": g, "plan": plan, "scale": scale}
-    _sum("dv", k, q, do, dv, d=d, s=ds, s_last=save[0], **shared)
-    dd = none.new_empty(batch, heads, n_segment) if d is not None else None
-    k_dots = _sum(
-        "dk", v, do, q, dk, t=k, d=d, delta=delta, s=ds, z=dz, z_last=save[1], dd=dd, normalise=normalise,
-        dot=g is not None or w is not None, **shared,
-    )  # fmt: skip
+    dk, dv, k_dots, dd = _key_value(q, k, v, do, inverse, w, d, delta, ds, dz, save, shared)
     dg = None
     if g is not None:
-        dg = none.new_empty(batch, seq, heads)
-        _decay_gradient(dg, q_dots, k_dots, w, inverse, parts, last, ds, parts_z, last_z, dz, plan, scale,
-            normalise)
-        dg = dg.to(g.dtype)
+        dg = torch.empty(batch, seq, heads, dtype=g.dtype, device=g.device)
+        decay_gradient(dg, q_dots, k_dots, w, inverse, parts, last, ds, last_z if normalise else None, dz,
+            cut, scale)
     dw = None if w is None else (k_dots[0] if k_dots.shape[0] == 1 else k_dots.sum(0)).to(w.dtype)
-    if q.shape[2] != heads:
-        dq = dq.unflatten(2, (q.shape[2], -1)).sum(3).to(q.dtype)
-    if k.shape[2] != heads:
-        dk = dk.unflatten(2, (k.shape[2], -1)).sum(3).to(k.dtype)
+    dq, dk = _grouped(dq, dk, q, k)
     dd = None if dd is None else dd.sum((0, 2)).to(d.dtype)
     found = (dq, dk, dv, dg, dw, dd, ds0, dz0)
     return tuple(none.new_empty(0) if x is None else x for x in found)
 
 
-def _decay_gradient(
-    dg: Tensor, q_dots: Tensor, k_dots: Tensor, w: Tensor | None, inverse: Tensor | None, parts: Tensor,
-    last: Tensor,
-    ds: Tensor | None, parts_z: Tensor, last_z: Tensor, dz: Tensor | None, plan: tuple[int, int],
-    scale: float, normalise: bool,
-) -> None:  # fmt: skip
-    batch, seq, heads = dg.shape
-    size, z_size = last[0, 0].numel(), last.shape[2]
-    launch(
-        _linear_decay_gradient_kernel, (plan[0] * batch * heads,), q_dots, k_dots, w, inverse, parts, last,
-        ds, parts_z,
-        last_z, dz, dg, *(NO_STRIDES if w is None else w.stride()), heads, seq, *plan, q_dots.shape[0],
-        k_dots.shape[0],
-        batch * seq * heads, scale if plan[0] > 1 else 1.0, SIZE=size, Z_SIZE=z_size, BLOCK=min(1024,
-        power_of_two(size)), BLOCK_T=128,
-        BLOCK_Z=power_of_two(z_size), HAS_W=w is not None, HAS_U=inverse is not None,
-        HAS_Z=normalise and dz is not None,
-        HAS_LATER=ds is not None, num_warps=4,
+def _gradient_of(x: Tensor, heads: int) -> Tensor:
+    """Empty gradient of queries or keys for every head, float32 where heads share them."""
+    batch, seq, groups, d = x.shape
+    dtype = x.dtype if groups == heads else torch.float32
+    return torch.empty(batch, seq, heads, d, dtype=dtype, device=x.device)
+
+
+def _grouped(dq: Tensor, dk: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradients of shared queries and keys from those of every head."""
+    shared = [(dx, x) for dx, x in ((dq, q), (dk, k)) if dx.shape[2] != x.shape[2]]
+    if not shared:
+        return dq, dk
+    found = iter(group_sums([dx for dx, _ in shared], [x for _, x in shared]))
+    return tuple(next(found) if dx.shape[2] != x.shape[2] else dx for dx, x in ((dq, q), (dk, k)))
+
+
+def _key_value(
+    q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor | None, w: Tensor | None, d: Tensor | None,
+    delta: Tensor | None, ds: Tensor | None, dz: Tensor | None, save: tuple, shared: dict,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
+    """(dk, dv, <k, dk>, dd of every segment): in one kernel where the head is narrow, else in two."""
+    batch, seq, heads, d_v = v.shape
+    dot = shared["sums"] is not None or w is not None
+    dk = _gradient_of(k, heads)
+    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
+    dd = None if d is None else _empty(v, batch, heads, shared["plan"][0])
+    if together(q.shape[3], d_v, v.dtype):
+        dots = key_value(
+            q, k, v, do, dk, dv, w=w, u=inverse, d=d, delta=delta, s=ds, z=dz, s_last=save[0],
+            z_last=save[1], dd=dd, dot=dot, **shared,
+        )  # fmt: skip
+        return dk, dv, dots, dd
+    plain = {**shared, "normalise": False}
+    row_sum("dv", k, q, do, dv, w=inverse, u=w, d=d, s=ds, s_last=save[0], **plain)
+    dots = row_sum(
+        "dk", v, do, q, dk, t=k, w=inverse, u=w, d=d, delta=delta, s=ds, z=dz, z_last=save[1], dd=dd, dot=dot,
+        **shared,
     )  # fmt: skip
+    return dk, dv, dots, dd
+
+
+def _empty(v: Tensor, *shape: int) -> Tensor:
+    """Empty float32 tensor beside another."""
+    return torch.empty(shape, dtype=torch.float32, device=v.device)
 
 
 def _fake(
@@ -302,8 +210,8 @@ def _fake(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     batch, seq, heads, d_v = v.shape
     d_k = q.shape[3]
-    block = _block("linear_output", d_k, d_v, q)
-    n = _segments(batch * heads * -(-d_v // block["BLOCK_C"]), seq, block["BLOCK_T"], v.device)[0]
+    n = plan(d_k, d_v, heads, v)[0]
+    exact = 2 if v.dtype == torch.float32 else 1
 
     def new(*shape: int) -> Tensor:
         return v.new_empty(shape, dtype=torch.float32)
@@ -313,17 +221,15 @@ def _fake(
         new(batch, heads, d_k, d_v),
         new(batch, heads, d_k) if normalise else new(0),
         new(batch, seq, heads) if normalise else new(0),
-        new(batch, heads, n, d_k, d_v) if n > 1 else new(0),
-        new(batch, heads, n, d_k) if n > 1 and normalise else new(0),
+        new(batch, heads, n, d_k * (d_v + normalise)) if n > 1 else new(0),
+        new(0) if g is None else new(exact, batch, heads, seq),
     )
 
 
 def _fake_backward(
     do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
-    w: Tensor | None,
-    d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor, last_z: Tensor,
-    den: Tensor,
-    parts: Tensor, parts_z: Tensor, scale: float, normalise: bool,
+    w: Tensor | None, d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor,
+    last_z: Tensor, den: Tensor, parts: Tensor, sums: Tensor, scale: float, normalise: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     none = last.new_empty(0)
     optional = (none if x is None else x.new_empty(x.shape) for x in (g, w, d))
@@ -339,11 +245,11 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _gradient(ctx: Any, do: Tensor | None, ds: Tensor | None, dz: Tensor | None, *unused: Any) -> tuple:
-    *inputs, o, last, last_z, den, parts, parts_z = ctx.saved_tensors
+    *inputs, o, last, last_z, den, parts, sums = ctx.saved_tensors
     do = torch.zeros_like(o) if do is None else do
     dz = dz if ctx.normalise else None
     found = torch.ops.beyond_softmax.linear_attention_backward(
-        do, ds, dz, *inputs, o, last, last_z, den, parts, parts_z, ctx.scale, ctx.normalise
+        do, ds, dz, *inputs, o, last, last_z, den, parts, sums, ctx.scale, ctx.normalise
     )
     return *(None if x is None else dx for x, dx in zip(inputs, found, strict=True)), None, None, None
 
@@ -358,7 +264,7 @@ register(
 register(
     f"linear_attention_backward(Tensor do, Tensor? ds, Tensor? dz, {_INPUTS}, Tensor o, Tensor last, "
     "Tensor last_z, "
-    "Tensor den, Tensor parts, Tensor parts_z, float scale, bool normalise) "
+    "Tensor den, Tensor parts, Tensor sums, float scale, bool normalise) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
     _backward,
     _fake_backward,

@@ -12,8 +12,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LOG2E = 1.4426950408889634
 
 
-# Compiled kernels and their constant arguments, by what a kernel is specialised on.
-_compiled: dict[tuple, tuple[Any, tuple]] = {}
+# How to start a compiled kernel, by what it is specialised on: (run, function, metadata, constants).
+_compiled: dict[tuple, tuple] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -22,7 +22,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     Args:
         kernel: A jitted function with its constants last.
         args: Its tensors and numbers, in order.
-        meta: Its constants and the compiler's options, by name.
+        meta: Its constants and the compiler's options, by name, in the same order at every call.
     """
     if 0 in grid:
         return
@@ -40,23 +40,37 @@ def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any]
     if device is None:
         kernel[grid](*args, **meta)
         return
-    aligned = 0
-    parts = [id(kernel), device]
-    for x in args:
-        if isinstance(x, Tensor):
-            parts.append(x.dtype)
-            aligned = aligned << 1 | (x.data_ptr() & 15 == 0)
-        else:
-            parts.append(float if type(x) is float else x)
-    key = (*parts, aligned, *meta.items())
+    key = _key(kernel, args, meta, device)
     found = _compiled.get(key)
     if found is not None:
-        found[0][(*grid, 1, 1)[:3]](*args, *found[1])
+        run, function, metadata, constants = found
+        x, y, z = (*grid, 1, 1)[:3]
+        stream = torch._C._cuda_getCurrentRawStream(device)
+        run(x, y, z, stream, function, metadata, None, None, None, *args, *constants)
         return
     compiled = kernel[grid](*args, **meta)
     if len(_compiled) > 4096:
         _compiled.clear()
-    _compiled[key] = compiled, tuple(meta[name] for name in kernel.arg_names[len(args) :])
+    constants = tuple(meta[name] for name in kernel.arg_names[len(args) :])
+    _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, constants
+
+
+def _key(kernel: Any, args: tuple, meta: dict[str, Any], device: int) -> tuple:
+    """What Triton specialises a kernel on: dtypes and alignment of tensors, and of integers whether they are
+    1, multiples of 16 or beyond 32 bits; so a new length is no new key."""
+    parts: list = [kernel, device]
+    aligned = 0
+    for x in args:
+        kind = type(x)
+        if kind is int:
+            wide = not -0x80000000 <= x < 0x80000000
+            parts.append(1 if x == 1 else (2 if x & 15 else 16) + wide)
+        elif x is None or kind is float:
+            parts.append(kind)
+        else:
+            parts.append(x.dtype)
+            aligned = aligned << 1 | (x.data_ptr() & 15 == 0)
+    return (*parts, aligned, *meta.values())
 
 
 def check_dtype(operator: str, tensor: Tensor) -> None:
@@ -90,3 +104,9 @@ def rows(tensor: Tensor) -> Tensor:
 def power_of_two(width: int, least: int = 16) -> int:
     """The smallest power of two that holds a width, at least `least`."""
     return max(least, 1 << (width - 1).bit_length())
+
+
+@functools.cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 1 elsewhere."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

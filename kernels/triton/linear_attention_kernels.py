@@ -11,10 +11,8 @@ Outputs and all gradients are one sum over sources with the roles of the tensors
     dk   | v   do  q  | 1 / den    k_weight | 1       -delta  | j >= i
 
 with delta_i = <do_i, o_i> and x, y, den only where rows are normalised. A sequence is cut into segments that
-run in
-parallel, a segment into chunks that run in turn with the state sum_j decay w_j b_j c_j^T in registers. In a
-chunk,
-sums of decays are kept as two float32 numbers for float32 inputs, so that differences keep their digits.
+run in parallel, a segment into chunks that run in turn with the state sum_j decay w_j b_j c_j^T in registers.
+Sums of decays in a chunk are two float32 numbers for float32 inputs, so that differences keep their digits.
 In reverse, states are kept divided by `scale`.
 """
 
@@ -26,31 +24,51 @@ import triton.language as tl
 
 @triton.jit
 @typing.no_type_check
-def _chunk_decay(g_ptrs, mask_t, EXACT: tl.constexpr):
-    """Base-2 log decays of a chunk summed up to and including each step, as high and low part, and their
-    total."""
+def _linear_decay_kernel(
+    g_ptr, high_ptr, low_ptr, stride_g_b, stride_g_t, stride_g_h, n_head, seq,
+    BLOCK_T: tl.constexpr, BLOCK_H: tl.constexpr, EXACT: tl.constexpr,
+):  # fmt: skip
+    """Base-2 log decays [batch head seq] summed from the start of each chunk, that step included, as high and
+    low part."""
+    batch = tl.program_id(2).to(tl.int64)
+    offs_t = batch * 0 + tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
+    offs_h = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
+    mask = (offs_h < n_head)[:, None] & (offs_t < seq)[None, :]
+    g_ptrs = g_ptr + batch * stride_g_b + offs_h[:, None] * stride_g_h + offs_t[None, :] * stride_g_t
     # A large decay takes digits from those beside it: one float32 sum holds less than two.
     least = -1e5 if EXACT else -60.0
-    b_g = tl.maximum(tl.load(g_ptrs, mask=mask_t, other=0.0).to(tl.float32), least) * 1.4426950408889634
+    b_g = tl.maximum(tl.load(g_ptrs, mask=mask, other=0.0).to(tl.float32), least) * 1.4426950408889634
+    place = (batch * n_head + offs_h)[:, None] * seq + offs_t[None, :]
     if EXACT:
-        b_wide = tl.cumsum(b_g.to(tl.float64), 0)
+        b_wide = tl.cumsum(b_g.to(tl.float64), 1)
         b_high = b_wide.to(tl.float32)
-        b_low = (b_wide - b_high.to(tl.float64)).to(tl.float32)
-        total = tl.sum(b_g.to(tl.float64), 0)
-        b_rest = (total - b_wide).to(tl.float32)
-        return b_high, b_low, b_rest, total.to(tl.float32)
-    b_high = tl.cumsum(b_g, 0)
-    total = tl.sum(b_g, 0)
+        tl.store(low_ptr + place, (b_wide - b_high.to(tl.float64)).to(tl.float32), mask=mask)
+    else:
+        b_high = tl.cumsum(b_g, 1)
+    tl.store(high_ptr + place, b_high, mask=mask)
+
+
+@triton.jit
+@typing.no_type_check
+def _chunk_decay(high_ptr, low_ptr, start, stop, offs_t, BLOCK_T: tl.constexpr, EXACT: tl.constexpr):
+    """Sums up to and including each step of a chunk (high and low part), from each step to its end, total."""
+    mask_t = start + offs_t < stop
+    end = tl.minimum(start + BLOCK_T, stop) - 1
+    b_high = tl.load(high_ptr + start + offs_t, mask=mask_t, other=0.0)
+    total = tl.load(high_ptr + end)
+    if EXACT:
+        b_low = tl.load(low_ptr + start + offs_t, mask=mask_t, other=0.0)
+        low = tl.load(low_ptr + end)
+        return b_high, b_low, tl.minimum((total - b_high) + (low - b_low), 0.0), total + low
     return b_high, b_high, total - b_high, total
 
 
 @triton.jit
 @typing.no_type_check
 def _linear_state_kernel(
-    b_ptr, c_ptr, y_ptr, w_ptr, g_ptr, s_ptr, z_ptr, total_ptr,
+    b_ptr, c_ptr, y_ptr, w_ptr, high_ptr, low_ptr, s_ptr, total_ptr,
     stride_b_b, stride_b_t, stride_b_h, stride_c_b, stride_c_t, stride_c_h, stride_w_b, stride_w_t,
-    stride_w_h,
-    stride_g_b, stride_g_t, stride_g_h, n_head, seq, n_segment, segment,
+    stride_w_h, n_head, seq, n_segment, segment,
     GROUP_B: tl.constexpr, GROUP_C: tl.constexpr, D_B: tl.constexpr, D_C: tl.constexpr, BLOCK_T: tl.constexpr,
     BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, REVERSE: tl.constexpr, HAS_G: tl.constexpr,
     HAS_W: tl.constexpr,
@@ -88,8 +106,9 @@ def _linear_state_kernel(
             mask=mask_c, other=0.0)
         b_f = tl.full([BLOCK_T], 1.0, tl.float32)
         if HAS_G:
-            g_ptrs = g_ptr + batch * stride_g_b + head * stride_g_h + (start + offs_t) * stride_g_t
-            b_high, b_low, b_rest, total = _chunk_decay(g_ptrs, mask_t, EXACT)
+            b_high, b_low, b_rest, total = _chunk_decay(
+                high_ptr + lane * seq, low_ptr + lane * seq, start, stop, offs_t, BLOCK_T, EXACT
+            )
             b_f = b_f * tl.exp2(b_high if REVERSE else b_rest)
             b_s = b_s * tl.exp2(total)
             b_z = b_z * tl.exp2(total)
@@ -106,11 +125,13 @@ def _linear_state_kernel(
         if HAS_Z:
             b_z += tl.sum(b_b.to(tl.float32) * b_f[:, None], 0)
     place = lane * n_segment + part
-    s_ptrs = s_ptr + place * (D_B * D_C) + offs_b[:, None] * D_C + offs_c[None, :]
+    # z stands behind s.
+    s_ptr += place * (D_B * D_C + (D_B if HAS_Z else 0))
+    s_ptrs = s_ptr + offs_b[:, None] * D_C + offs_c[None, :]
     tl.store(s_ptrs, b_s, mask=(offs_b[:, None] < D_B) & (offs_c[None, :] < D_C))
     if column == 0:
         if HAS_Z:
-            tl.store(z_ptr + place * D_B + offs_b, b_z, mask=offs_b < D_B)
+            tl.store(s_ptr + D_B * D_C + offs_b, b_z, mask=offs_b < D_B)
         if HAS_G:
             tl.store(total_ptr + place + tl.arange(0, 1), b_total)
 
@@ -118,44 +139,56 @@ def _linear_state_kernel(
 @triton.jit
 @typing.no_type_check
 def _linear_scan_kernel(
-    s_ptr, total_ptr, first_ptr, last_ptr, size, n_segment, gain,
+    s_ptr, total_ptr, first_ptr, first_z_ptr, last_ptr, last_z_ptr, size, size_z, n_segment, gain,
     BLOCK: tl.constexpr, REVERSE: tl.constexpr, HAS_G: tl.constexpr, HAS_FIRST: tl.constexpr,
+    HAS_FIRST_Z: tl.constexpr, HAS_Z: tl.constexpr,
 ):  # fmt: skip
     """Replace what each segment adds by the state that enters it; write the state that leaves the last one.
 
-    States inside are those outside divided by `gain`.
+    States inside are those outside divided by `gain`; z stands behind s.
     """
-    n_block = tl.cdiv(size, BLOCK)
+    n_block = tl.cdiv(size + size_z, BLOCK)
     pid = tl.program_id(0)
     lane = (pid // n_block).to(tl.int64)
     offs = pid % n_block * BLOCK + tl.arange(0, BLOCK)
-    mask = offs < size
+    mask = offs < size + size_z
+    of_s = offs < size
+    of_z = mask & (offs >= size)
     b_s = tl.zeros([BLOCK], tl.float32)
     if HAS_FIRST:
-        b_s = tl.load(first_ptr + lane * size + offs, mask=mask, other=0.0) / gain
+        b_s += tl.load(first_ptr + lane * size + offs, mask=of_s, other=0.0) / gain
+    if HAS_FIRST_Z:
+        b_s += tl.load(first_z_ptr + lane * size_z + offs - size, mask=of_z, other=0.0) / gain
+    step = -1 if REVERSE else 1
+    place = lane * n_segment + (n_segment - 1 if REVERSE else 0)
+    s_ptrs = s_ptr + place * (size + size_z) + offs
+    b_own = tl.load(s_ptrs, mask=mask, other=0.0)
     for count in tl.range(n_segment):
-        part = n_segment - 1 - count if REVERSE else count
-        place = lane * n_segment + part
-        b_own = tl.load(s_ptr + place * size + offs, mask=mask, other=0.0)
-        tl.store(s_ptr + place * size + offs, b_s, mask=mask)
+        # Loaded one segment ahead.
+        more = count + 1 < n_segment
+        next_ptrs = s_ptrs + step * (size + size_z)
+        b_next = tl.load(next_ptrs, mask=mask & more, other=0.0)
+        tl.store(s_ptrs, b_s, mask=mask)
         if HAS_G:
-            b_s = b_s * tl.exp2(tl.load(total_ptr + place))
+            b_s = b_s * tl.exp2(tl.load(total_ptr + place + step * count))
         b_s += b_own
-    tl.store(last_ptr + lane * size + offs, b_s * gain, mask=mask)
+        b_own, s_ptrs = b_next, next_ptrs
+    tl.store(last_ptr + lane * size + offs, b_s * gain, mask=of_s)
+    if HAS_Z:
+        tl.store(last_z_ptr + lane * size_z + offs - size, b_s * gain, mask=of_z)
 
 
 @triton.jit
 @typing.no_type_check
 def _linear_output_kernel(
-    a_ptr, b_ptr, c_ptr, t_ptr, o_ptr, w_ptr, u_ptr, g_ptr, d_ptr, delta_ptr, s_ptr, z_ptr, s_last_ptr,
-    z_last_ptr,
-    out_ptr, den_ptr, dot_ptr, dd_ptr,
+    a_ptr, b_ptr, c_ptr, t_ptr, o_ptr, w_ptr, u_ptr, high_ptr, low_ptr, d_ptr, delta_ptr, s_ptr, z_ptr,
+    s_last_ptr, z_last_ptr, out_ptr, den_ptr, dot_ptr, dd_ptr,
     stride_a_b, stride_a_t, stride_a_h, stride_b_b, stride_b_t, stride_b_h, stride_c_b, stride_c_t,
     stride_c_h,
     stride_t_b, stride_t_t, stride_t_h, stride_w_b, stride_w_t, stride_w_h, stride_u_b, stride_u_t,
     stride_u_h,
-    stride_g_b, stride_g_t, stride_g_h, stride_s_r, stride_s_c, n_head, seq, n_segment, segment, block_stride,
-    scale, gain_first, gain_last, eps,
+    stride_s_r, stride_s_c, n_head, seq, n_segment, segment, block_stride, stride_s, stride_z, scale,
+    gain_first, gain_last, eps,
     GROUP_A: tl.constexpr, GROUP_B: tl.constexpr, GROUP_C: tl.constexpr, GROUP_T: tl.constexpr,
     D_B: tl.constexpr, D_C: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr, BLOCK_C: tl.constexpr, CALL: tl.constexpr,
@@ -189,10 +222,10 @@ def _linear_output_kernel(
     b_z = tl.zeros([Z_SIZE], tl.float32)
     b_s = tl.zeros([BLOCK_B, BLOCK_C], tl.float32)
     if HAS_FIRST:
-        s_ptrs = s_ptr + place * (D_B * D_C) + offs_b[:, None] * stride_s_r + offs_c[None, :] * stride_s_c
+        s_ptrs = s_ptr + place * stride_s + offs_b[:, None] * stride_s_r + offs_c[None, :] * stride_s_c
         b_s = tl.load(s_ptrs, mask=mask_s, other=0.0) * gain_first
         if NORMALISE:
-            b_z = tl.load(z_ptr + place * D_Z + offs_z, mask=offs_z < D_Z, other=0.0) * gain_first
+            b_z = tl.load(z_ptr + place * stride_z + offs_z, mask=offs_z < D_Z, other=0.0) * gain_first
     skip = 0.0
     if HAS_D:
         skip = tl.load(d_ptr + head).to(tl.float32)
@@ -236,8 +269,9 @@ def _linear_output_kernel(
         seen = offs_t[:, None] <= offs_t[None, :] if REVERSE else offs_t[:, None] >= offs_t[None, :]
         b_update = b_f
         if HAS_G:
-            g_ptrs = g_ptr + batch * stride_g_b + head * stride_g_h + (start + offs_t) * stride_g_t
-            b_high, b_low, b_rest, total = _chunk_decay(g_ptrs, mask_t, EXACT)
+            b_high, b_low, b_rest, total = _chunk_decay(
+                high_ptr + lane * seq, low_ptr + lane * seq, start, stop, offs_t, BLOCK_T, EXACT
+            )
             b_gap = b_high[:, None] - b_high[None, :]
             if EXACT:
                 b_gap += b_low[:, None] - b_low[None, :]
@@ -294,62 +328,3 @@ def _linear_output_kernel(
     if HAS_D and CALL == "dk":
         if column == 0:
             tl.store(dd_ptr + place, tl.sum(b_dd, 0))
-
-
-@triton.jit
-@typing.no_type_check
-def _linear_decay_gradient_kernel(
-    q_dot_ptr, k_dot_ptr, w_ptr, u_ptr, s_ptr, s_last_ptr, ds_ptr, z_ptr, z_last_ptr, dz_ptr, dg_ptr,
-    stride_w_b, stride_w_t, stride_w_h, n_head, seq, n_segment, segment, n_q_block, n_k_block, block_stride,
-    gain,
-    SIZE: tl.constexpr, Z_SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_Z: tl.constexpr,
-    HAS_W: tl.constexpr, HAS_U: tl.constexpr, HAS_Z: tl.constexpr, HAS_LATER: tl.constexpr,
-):  # fmt: skip
-    """dlog_decay_r = sum_{i>=r} (<q_i, dq_i> - <k_i, dk_i>) inside a segment, plus <S, dS> (and <z, dz>) at
-    its end."""
-    pid = tl.program_id(0)
-    part = pid % n_segment
-    lane = (pid // n_segment).to(tl.int64)
-    batch = lane // n_head
-    head = lane % n_head
-    place = lane * n_segment + part
-    offs = tl.arange(0, BLOCK)
-    later = 0.0
-    if HAS_LATER:
-        is_last = part == n_segment - 1
-        s_ptr = s_last_ptr + lane * SIZE if is_last else s_ptr + (place + 1) * SIZE
-        b_later = tl.zeros([BLOCK], tl.float32)
-        for start in tl.range(0, SIZE, BLOCK):
-            mask = start + offs < SIZE
-            b_s = tl.load(s_ptr + start + offs, mask=mask, other=0.0)
-            b_later += b_s * tl.load(ds_ptr + place * SIZE + start + offs, mask=mask, other=0.0)
-        later = tl.sum(b_later, 0) * gain
-        if HAS_Z:
-            offs_z = tl.arange(0, BLOCK_Z)
-            z_ptr = z_last_ptr + lane * Z_SIZE if is_last else z_ptr + (place + 1) * Z_SIZE
-            b_z = tl.load(z_ptr + offs_z, mask=offs_z < Z_SIZE, other=0.0)
-            later += tl.sum(b_z * tl.load(dz_ptr + place * Z_SIZE + offs_z, mask=offs_z < Z_SIZE, other=0.0),
-                0) * gain
-    offs_t = tl.arange(0, BLOCK_T)
-    first = part * segment
-    stop = tl.minimum(first + segment, seq)
-    n_chunk = tl.cdiv(stop - first, BLOCK_T)
-    for count in tl.range(n_chunk):
-        start = first + (n_chunk - 1 - count) * BLOCK_T
-        mask_t = start + offs_t < stop
-        row = (batch * seq + start + offs_t) * n_head + head
-        b_q = tl.zeros([BLOCK_T], tl.float32)
-        b_k = tl.zeros([BLOCK_T], tl.float32)
-        for block in tl.range(n_q_block):
-            b_q += tl.load(q_dot_ptr + lane * 0 + block * block_stride + row, mask=mask_t, other=0.0)
-        for block in tl.range(n_k_block):
-            b_k += tl.load(k_dot_ptr + lane * 0 + block * block_stride + row, mask=mask_t, other=0.0)
-        if HAS_U:
-            b_q = b_q * tl.load(u_ptr + row, mask=mask_t, other=0.0)
-        if HAS_W:
-            w_ptrs = w_ptr + batch * stride_w_b + head * stride_w_h + (start + offs_t) * stride_w_t
-            b_k = b_k * tl.load(w_ptrs, mask=mask_t, other=0.0).to(tl.float32)
-        b_gap = b_q - b_k
-        tl.store(dg_ptr + row, later + tl.cumsum(b_gap, 0, reverse=True), mask=mask_t)
-        later += tl.sum(b_gap, 0)

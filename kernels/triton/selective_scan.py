@@ -1,6 +1,7 @@
 """Mamba-1's selective scan on a GPU, forward and backward, with the skip D and the gate z inside.
 
-Source: Gu and Dao 2023, arXiv:2312.00752. Differs: segments of the sequence run in parallel, initial and last
+Source: Gu and Dao 2023, arXiv:2312.00752. Differs: segments of the sequence run in parallel,
+initial and last
 states have
 gradients, and sums over channels are added up in a fixed order.
 """
@@ -11,9 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, rows
+from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, processors, rows
 from kernels.triton.ops import differentiable, differentiable_once, register
-from kernels.triton.selective_scan_backward import _scan_bwd_kernel, _scan_bwd_state_kernel
+from kernels.triton.selective_scan_backward import (
+    _scan_bwd_kernel,
+    _scan_bwd_parameter_kernel,
+    _scan_bwd_shared_kernel,
+    _scan_bwd_state_kernel,
+)
 from kernels.triton.selective_scan_forward import (
     _scan_carry_kernel,
     _scan_fwd_output_kernel,
@@ -21,8 +27,12 @@ from kernels.triton.selective_scan_forward import (
 )
 
 OPERATOR = "selective_scan"
-# Steps between two kept states (in the dtype of u); the backward holds that many states in registers.
-STEPS = 4
+
+# Lanes of a warp along channels and along states. N_LANES is also the number of steps between two kept states
+# (in the dtype of u): the backward holds that many states of a channel in registers.
+C_LANES, N_LANES = 8, 4
+# Warps that are wanted for every multiprocessor: segments are made until there are as many.
+WARPS = 16
 
 
 def selective_scan(
@@ -39,7 +49,8 @@ def selective_scan(
     """h_t = exp(dt_t A) h_{t-1} + dt_t B_t u_t, y_t = (<C_t, h_t> + D u_t) SiLU(z_t), A = -exp(A_log).
 
     Args:
-        u, dt, z: [batch seq channel], dt after softplus; A_log: [channel d_state]; B, C: [batch seq d_state].
+        u, dt, z: [batch seq channel], dt after softplus; A_log: [channel d_state]; B,
+        C: [batch seq d_state].
         D: [channel]; state: [batch channel d_state] float32.
 
     Returns:
@@ -54,93 +65,98 @@ def selective_scan(
     return y, last
 
 
-@functools.cache
-def _processors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
-
-
 def _block(d_state: int) -> dict[str, int]:
-    """Channels and warps of a program: 8 or 16 states a thread."""
-    block_n = power_of_two(d_state, 4)
-    block_c = {4: 64, 8: 64, 16: 32, 32: 16, 64: 16, 128: 16, 256: 8}[block_n]
-    warps = 1 if block_n <= 32 else min(8, block_c * block_n // 256)
-    return {"BLOCK_C": block_c, "BLOCK_N": block_n, "num_warps": warps}
+    """The tiles of a program, 8 x 4 lanes of channels and states: 4 to 16 states a thread."""
+    block_n = power_of_two(d_state, N_LANES)
+    return {
+        "C_REPEAT": 4 if block_n <= 16 else 1,
+        "N_REPEAT": block_n // N_LANES,
+        "C_LANES": C_LANES,
+        "N_LANES": N_LANES,
+        "num_warps": max(1, block_n // 16),
+    }
 
 
 def _plan(u: Tensor, d_state: int) -> tuple[int, int, int]:
-    """(blocks of channels, number of segments, their length): about 16 warps for every multiprocessor."""
+    """(blocks of channels, number of segments, their length): about WARPS warps for every multiprocessor."""
     batch, seq, channels = u.shape
     block = _block(d_state)
-    blocks = -(-channels // block["BLOCK_C"])
-    wanted = max(1, 16 * _processors(u.device) // max(1, batch * blocks * block["num_warps"]))
+    blocks = -(-channels // (block["C_REPEAT"] * C_LANES))
+    wanted = max(1, WARPS * processors(u.device) // max(1, batch * blocks * block["num_warps"]))
     if wanted < 2 or seq < 64:
-        return blocks, 1, max(1, -(-seq // STEPS)) * STEPS
-    segment = max(32, -(-seq // (wanted * STEPS)) * STEPS)
+        return blocks, 1, max(1, -(-seq // N_LANES)) * N_LANES
+    segment = max(32, -(-seq // (wanted * N_LANES)) * N_LANES)
     return blocks, -(-seq // segment), segment
+
+
+def _kept_shape(u: Tensor, d_state: int, blocks: int) -> tuple[int, ...]:
+    block = _block(d_state)
+    size = block["C_REPEAT"] * block["N_REPEAT"] * C_LANES * N_LANES
+    return u.shape[0], -(-u.shape[1] // N_LANES), blocks, size
 
 
 def _forward(
     u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None,
-    state: Tensor | None,
-    keep: bool,
+    state: Tensor | None, keep: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """(y, last state, kept states, sums of dt of the segments); what does not apply is empty."""
     u, dt, b, c, z = (None if x is None else rows(x) for x in (u, dt, b, c, z))
+    a_log = a_log.contiguous()
     batch, seq, channels = u.shape
     d_state = a_log.shape[1]
     blocks, n_segment, segment = _plan(u, d_state)
     block = _block(d_state)
-    rate = torch.exp(a_log.float()).mul_(-LOG2E)
     options = {"dtype": torch.float32, "device": u.device}
     last = torch.empty(batch, channels, d_state, **options)
     first = None if state is None else state.contiguous()
+    z_strides = (0, 0) if z is None else z.stride()[:2]
     total = torch.empty(0, **options)
     if n_segment > 1:
         entries = torch.empty(batch, n_segment, channels, d_state, **options)
         total = torch.empty(batch, n_segment, channels, **options)
         launch(
-            _scan_fwd_state_kernel, (blocks, n_segment, batch), u, dt, rate, b, entries, total,
-            *u.stride()[:2],
-            *dt.stride()[:2], *b.stride()[:2], channels, seq, n_segment, segment, D_STATE=d_state, **block,
+            _scan_fwd_state_kernel, (blocks, n_segment, batch), u, dt, a_log, b, entries, total,
+            u.stride(0), dt.stride(0), b.stride(0), seq, n_segment, segment, STRIDE_U_T=u.stride(1),
+            STRIDE_DT_T=dt.stride(1), STRIDE_B_T=b.stride(1), N_CHANNEL=channels, D_STATE=d_state, **block,
         )  # fmt: skip
-        _carry(entries, total, rate, first, last, False)
+        _carry(entries, total, a_log, first, last, False)
         first = entries
-    n_kept = -(-seq // STEPS)
-    kept = torch.empty(batch, n_kept if keep else 0, channels, d_state, dtype=u.dtype, device=u.device)
+    kept_shape = _kept_shape(u, d_state, blocks) if keep else (0,)
+    kept = torch.empty(kept_shape, dtype=u.dtype, device=u.device)
     y = torch.empty(batch, seq, channels, dtype=u.dtype, device=u.device)
     launch(
-        _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, rate, b, c, d, z, first, y, kept, last,
-        *u.stride()[:2],
-        *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2], *((0, 0) if z is None else z.stride()[:2]),
-        channels, seq,
-        n_segment, segment, n_kept, D_STATE=d_state, STEPS=STEPS, HAS_D=d is not None, HAS_Z=z is not None,
-        HAS_FIRST=first is not None, KEEP=keep, SAVE_LAST=n_segment == 1, **block,
+        _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, a_log, b, c, d, z, first, y, kept, last,
+        u.stride(0), dt.stride(0), b.stride(0), c.stride(0), z_strides[0], seq, n_segment, segment,
+        -(-seq // N_LANES), STRIDE_U_T=u.stride(1), STRIDE_DT_T=dt.stride(1), STRIDE_B_T=b.stride(1),
+        STRIDE_C_T=c.stride(1), STRIDE_Z_T=z_strides[1], N_CHANNEL=channels, D_STATE=d_state,
+        HAS_D=d is not None, HAS_Z=z is not None, HAS_FIRST=first is not None, KEEP=keep,
+        SAVE_LAST=n_segment == 1, **block,
     )  # fmt: skip
     return y, last, kept, total
 
 
-def _carry(h: Tensor, total: Tensor, rate: Tensor, first: Tensor | None, last: Tensor, reverse: bool) -> None:
-    size = rate.numel()
+def _carry(
+    h: Tensor, total: Tensor, a_log: Tensor, first: Tensor | None, last: Tensor, reverse: bool
+) -> None:
+    size = a_log.numel()
     launch(
-        _scan_carry_kernel, (-(-size // 128), h.shape[0]), h, total, rate, first, last, size, rate.shape[0],
-        h.shape[1],
-        D_STATE=rate.shape[1], BLOCK=128, REVERSE=reverse, HAS_FIRST=first is not None, num_warps=1,
+        _scan_carry_kernel, (-(-size // 128), h.shape[0]), h, total, a_log, first, last, size,
+        a_log.shape[0], h.shape[1], D_STATE=a_log.shape[1], BLOCK=128, REVERSE=reverse,
+        HAS_FIRST=first is not None, num_warps=1,
     )  # fmt: skip
 
 
 def _backward(
     dy: Tensor, dlast: Tensor | None, u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor,
-    d: Tensor | None,
-    z: Tensor | None, kept: Tensor, total: Tensor,
+    d: Tensor | None, z: Tensor | None, kept: Tensor, total: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of (u, dt, A_log, B, C, D, z, state); what does not apply is empty."""
     u, dt, b, c, z, dy = (None if x is None else rows(x) for x in (u, dt, b, c, z, dy))
+    a_log = a_log.contiguous()
     batch, seq, channels = u.shape
     d_state = a_log.shape[1]
     blocks, n_segment, segment = _plan(u, d_state)
     block = _block(d_state)
-    scale = torch.exp(a_log.float())
-    rate = scale * -LOG2E
     options = {"dtype": torch.float32, "device": u.device}
     entry = None if dlast is None else dlast.contiguous()
     dstate = torch.empty(batch, channels, d_state, **options)
@@ -148,51 +164,67 @@ def _backward(
     if n_segment > 1:
         sent = torch.empty(batch, n_segment, channels, d_state, **options)
         launch(
-            _scan_bwd_state_kernel, (blocks, n_segment, batch), dt, rate, c, z, dy, sent, *dt.stride()[:2],
-            *c.stride()[:2],
-            *z_strides, *dy.stride()[:2], channels, seq, n_segment, segment, D_STATE=d_state,
-            HAS_Z=z is not None, **block,
+            _scan_bwd_state_kernel, (blocks, n_segment, batch), dt, a_log, c, z, dy, sent, dt.stride(0),
+            c.stride(0),
+            z_strides[0], dy.stride(0), seq, n_segment, segment, STRIDE_DT_T=dt.stride(1),
+            STRIDE_C_T=c.stride(1), STRIDE_Z_T=z_strides[1], STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels,
+            D_STATE=d_state, HAS_Z=z is not None, **block,
         )  # fmt: skip
-        _carry(sent, total, rate, entry, dstate, True)
+        _carry(sent, total, a_log, entry, dstate, True)
         entry = sent
     du, ddt = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, dt))
-    dz = None if z is None else torch.empty(z.shape, dtype=z.dtype, device=z.device)
+    dz = torch.empty(0, **options) if z is None else torch.empty(z.shape, dtype=z.dtype, device=z.device)
     drate = torch.empty(batch, n_segment, channels, d_state, **options)
-    db, dc = torch.empty(2, blocks, batch, seq, d_state, **options)
+    shared = torch.empty(2, blocks, batch, seq, d_state, **options)
     dd = None if d is None else torch.empty(batch, n_segment, channels, **options)
     launch(
-        _scan_bwd_kernel, (blocks, n_segment, batch), u, dt, rate, b, c, d, z, dy, kept, entry, du, ddt,
-        drate, db, dc, dd, dz,
-        dstate, *u.stride()[:2], *dt.stride()[:2], *b.stride()[:2], *c.stride()[:2], *z_strides,
-        *dy.stride()[:2], channels,
-        seq, n_segment, segment, kept.shape[1], D_STATE=d_state, STEPS=STEPS, HAS_D=d is not None,
-        HAS_Z=z is not None,
-        HAS_LAST=entry is not None, SAVE_FIRST=n_segment == 1, **block,
+        _scan_bwd_kernel, (blocks, n_segment, batch), u, dt, a_log, b, c, d, z, dy, kept, entry, du, ddt,
+        drate, shared[0], shared[1], dd, dz, dstate, u.stride(0), dt.stride(0), b.stride(0),
+        c.stride(0), z_strides[0], dy.stride(0), seq, n_segment, segment, -(-seq // N_LANES),
+        STRIDE_U_T=u.stride(1), STRIDE_DT_T=dt.stride(1), STRIDE_B_T=b.stride(1), STRIDE_C_T=c.stride(1),
+        STRIDE_Z_T=z_strides[1], STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels, D_STATE=d_state,
+        HAS_D=d is not None, HAS_Z=z is not None, HAS_LAST=entry is not None,
+        SAVE_FIRST=n_segment == 1, **block,
     )  # fmt: skip
-    da_log = (-scale * drate.sum((0, 1))).to(a_log.dtype)
-    db, dc = db.sum(0).to(b.dtype), dc.sum(0).to(c.dtype)
-    none = torch.empty(0, **options)
-    dd = none if dd is None else dd.sum((0, 1)).to(d.dtype)
-    return du, ddt, da_log, db, dc, dd, none.clone() if dz is None else dz, dstate
+    da_log, dd = _parameter_gradients(drate, dd, a_log, d)
+    db, dc = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (b, c))
+    launch(
+        _scan_bwd_shared_kernel, (-(-db.numel() // 512), 2), shared, db, dc, db.numel(), blocks, BLOCK=512,
+        num_warps=4,
+    )  # fmt: skip
+    return du, ddt, da_log, db, dc, dd, dz, dstate
+
+
+def _parameter_gradients(
+    drate: Tensor, dd_parts: Tensor | None, a_log: Tensor, d: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Gradients of A_log and D (empty without one) from those of sequences and segments."""
+    da_log = torch.empty(a_log.shape, dtype=a_log.dtype, device=a_log.device)
+    like = a_log.new_empty(0, dtype=torch.float32) if d is None else d
+    dd = torch.empty(like.shape, dtype=like.dtype, device=like.device)
+    launch(
+        _scan_bwd_parameter_kernel, (-(-a_log.numel() // 128),), drate, dd_parts, a_log, da_log, dd,
+        a_log.numel(), a_log.shape[0], drate.shape[0] * drate.shape[1], BLOCK=128, ROWS=16,
+        HAS_D=d is not None, num_warps=4,
+    )  # fmt: skip
+    return da_log, dd
 
 
 def _fake(
     u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor, d: Tensor | None, z: Tensor | None,
-    state: Tensor | None,
-    keep: bool,
+    state: Tensor | None, keep: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     batch, seq, channels = u.shape
-    n_segment = _plan(u, a_log.shape[1])[1]
+    blocks, n_segment, _ = _plan(u, a_log.shape[1])
     new = functools.partial(u.new_empty, dtype=torch.float32)
-    kept = u.new_empty(batch, -(-seq // STEPS) if keep else 0, channels, a_log.shape[1])
+    kept = u.new_empty(_kept_shape(u, a_log.shape[1], blocks) if keep else (0,))
     total = new((batch, n_segment, channels)) if n_segment > 1 else new((0,))
     return u.new_empty(u.shape), new((batch, channels, a_log.shape[1])), kept, total
 
 
 def _fake_backward(
     dy: Tensor, dlast: Tensor | None, u: Tensor, dt: Tensor, a_log: Tensor, b: Tensor, c: Tensor,
-    d: Tensor | None,
-    z: Tensor | None, kept: Tensor, total: Tensor,
+    d: Tensor | None, z: Tensor | None, kept: Tensor, total: Tensor,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     none = total.new_empty(0)
     always = (x.new_empty(x.shape) for x in (u, dt, a_log, b, c))

@@ -1,10 +1,10 @@
-"""Backward kernels of the selective scan: gradients that segments send back, then all gradients.
+"""Backward kernels of the selective scan: gradients that segments send back, all gradients, their sums.
 
 g_t = C_t dy_t + a_{t+1} g_{t+1} is the gradient of h_t, with a_t = exp2(A dt_t). Then
 dC_t = sum_c dy_t h_t, dB_t = sum_c g_t dt_t u_t, du_t = dt_t <g_t, B_t> + D dy_t,
 ddt_t = u_t <g_t, B_t> + <a_t g_t h_{t-1}, A>, dA = sum_t dt_t a_t g_t h_{t-1}; dy is taken before the gate.
-States are computed again from those kept every STEPS steps; sums over channels are per block, added up
-afterwards.
+States are computed again from those kept every N_LANES steps; sums over channels are per block of channels,
+added up afterwards in a fixed order. Tiles are those of `selective_scan_forward`.
 """
 
 import typing
@@ -12,146 +12,254 @@ import typing
 import triton
 import triton.language as tl
 
-
-@triton.jit
-@typing.no_type_check
-def _gate(b_dy, z_ptrs, mask):
-    """dy before the gate."""
-    b_z = tl.load(z_ptrs, mask=mask, other=0.0).to(tl.float32)
-    return b_dy * b_z / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
+from kernels.triton.selective_scan_forward import (
+    _inside,
+    _kept,
+    _load_states,
+    _rates,
+    _states,
+    _store_states,
+    _zeros,
+)
 
 
 @triton.jit
 @typing.no_type_check
 def _scan_bwd_state_kernel(
-    dt_ptr, rate_ptr, c_ptr, z_ptr, dy_ptr, e_ptr, stride_dt_b, stride_dt_t, stride_c_b, stride_c_t,
-    stride_z_b,
-    stride_z_t, stride_dy_b, stride_dy_t, n_channel, seq, n_segment, segment,
-    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, HAS_Z: tl.constexpr,
+    dt_ptr, a_ptr, c_ptr, z_ptr, dy_ptr, e_ptr, stride_dt_b, stride_c_b,
+    stride_z_b, stride_dy_b, seq, n_segment, segment,
+    STRIDE_DT_T: tl.constexpr, STRIDE_C_T: tl.constexpr, STRIDE_Z_T: tl.constexpr,
+    STRIDE_DY_T: tl.constexpr, N_CHANNEL: tl.constexpr,
+    D_STATE: tl.constexpr, C_REPEAT: tl.constexpr, N_REPEAT: tl.constexpr, C_LANES: tl.constexpr,
+    N_LANES: tl.constexpr, HAS_Z: tl.constexpr,
 ):  # fmt: skip
     """Gradient that one segment by itself sends to the state that enters it."""
     part = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
-    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    offs_n = tl.arange(0, BLOCK_N)
-    mask_c = offs_c < n_channel
-    mask_n = offs_n[None, :] < D_STATE
-    mask = mask_c[:, None] & mask_n
-    b_rate = tl.load(rate_ptr + offs_c[:, None] * D_STATE + offs_n[None, :], mask=mask, other=0.0)
-    b_e = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
+    channel = tl.program_id(0) * (C_REPEAT * C_LANES)
+    offs_n = _states(N_LANES, N_REPEAT)
+    offs_c = tl.arange(0, C_LANES)[None, :, None]
+    rates = _rates(a_ptr, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+    e = _zeros(C_REPEAT, N_REPEAT, C_LANES, N_LANES)
     first = batch * 0 + part * segment
-    n_step = tl.minimum(segment, seq - part * segment)
-    last = first + n_step - 1
-    dt_ptr += batch * stride_dt_b + last * stride_dt_t
-    c_ptr += batch * stride_c_b + last * stride_c_t
-    dy_ptr += batch * stride_dy_b + last * stride_dy_t
-    if HAS_Z:
-        z_ptr += batch * stride_z_b + last * stride_z_t
-    for _ in tl.range(n_step):
-        b_dt = tl.load(dt_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
-        b_c = tl.load(c_ptr + offs_n[None, :], mask=mask_n, other=0.0).to(tl.float32)
-        b_dy = tl.load(dy_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
-        if HAS_Z:
-            b_dy = _gate(b_dy, z_ptr + offs_c, mask_c)
-        b_e = tl.exp2(b_dt[:, None] * b_rate) * (b_e + b_dy[:, None] * b_c)
-        dt_ptr -= stride_dt_t
-        c_ptr -= stride_c_t
-        dy_ptr -= stride_dy_t
-        if HAS_Z:
-            z_ptr -= stride_z_t
-    place = (batch * n_segment + part) * n_channel * D_STATE
-    tl.store(e_ptr + place + offs_c[:, None] * D_STATE + offs_n[None, :], b_e, mask=mask)
+    stop = tl.minimum(first + segment, seq)
+    n_block = tl.cdiv(stop - first, N_LANES)
+    for count in tl.range(n_block):
+        for back in tl.static_range(N_LANES):
+            t = first + (n_block - count) * N_LANES - 1 - back
+            mask_t = _inside(offs_n, D_STATE, N_LANES * N_REPEAT) & (t < stop)
+            b_c = tl.load(c_ptr + batch * stride_c_b + t * STRIDE_C_T + offs_n, mask=mask_t, other=0.0)
+            b_c = b_c.to(tl.float32)
+            new_e = ()
+            for r in tl.static_range(C_REPEAT):
+                c = channel + r * C_LANES + offs_c
+                mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (t < stop)
+                b_dt = tl.load(dt_ptr + batch * stride_dt_b + t * STRIDE_DT_T + c, mask=mask, other=0.0)
+                b_dy = tl.load(dy_ptr + batch * stride_dy_b + t * STRIDE_DY_T + c, mask=mask, other=0.0)
+                b_dy = b_dy.to(tl.float32)
+                if HAS_Z:
+                    b_z = tl.load(z_ptr + batch * stride_z_b + t * STRIDE_Z_T + c, mask=mask, other=0.0)
+                    b_z = b_z.to(tl.float32)
+                    b_dy = b_dy * b_z / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
+                new_e = new_e + (tl.exp2(b_dt.to(tl.float32) * rates[r]) * (e[r] + b_dy * b_c),)
+            e = new_e
+    e_ptr += (batch * n_segment + part) * N_CHANNEL * D_STATE
+    _store_states(e_ptr, e, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+
+
+@triton.jit
+@typing.no_type_check
+def _load_shared(ptr, start, stop, offs_n, mask_n, STRIDE_T: tl.constexpr, N_LANES: tl.constexpr):
+    """B or C of the steps of a block."""
+    found = ()
+    ptr += start * STRIDE_T
+    for step in tl.static_range(N_LANES):
+        b_x = tl.load(ptr + step * STRIDE_T + offs_n, mask=mask_n & (start + step < stop), other=0.0)
+        found = found + (b_x.to(tl.float32),)
+    return found
+
+
+@triton.jit
+@typing.no_type_check
+def _load_steps(ptr, c, start, stop, mask_c, STRIDE_T: tl.constexpr, N_LANES: tl.constexpr):
+    """One group of channels at the steps of a block."""
+    found = ()
+    ptr += start * STRIDE_T
+    for step in tl.static_range(N_LANES):
+        b_x = tl.load(ptr + step * STRIDE_T + c, mask=mask_c & (start + step < stop), other=0.0)
+        found = found + (b_x.to(tl.float32),)
+    return found
+
+
+@triton.jit
+@typing.no_type_check
+def _store_steps(ptr, b_x, c, start, stop, offs_s, mask_c, N_CHANNEL: tl.constexpr):
+    """A tile [N_LANES, C_LANES, 1] of one group of channels, its rows being steps."""
+    ptr += start * N_CHANNEL
+    b_x = b_x.to(ptr.dtype.element_ty)
+    tl.store(ptr + offs_s * N_CHANNEL + c, b_x, mask=mask_c & (start + offs_s < stop))
 
 
 @triton.jit
 @typing.no_type_check
 def _scan_bwd_kernel(
-    u_ptr, dt_ptr, rate_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dy_ptr, kept_ptr, e_ptr,
+    u_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, dy_ptr, kept_ptr, e_ptr,
     du_ptr, ddt_ptr, drate_ptr, db_ptr, dc_ptr, dd_ptr, dz_ptr, first_ptr,
-    stride_u_b, stride_u_t, stride_dt_b, stride_dt_t, stride_b_b, stride_b_t, stride_c_b, stride_c_t,
-    stride_z_b,
-    stride_z_t, stride_dy_b, stride_dy_t, n_channel, seq, n_segment, segment, n_kept,
-    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr, HAS_LAST: tl.constexpr, SAVE_FIRST: tl.constexpr,
+    stride_u_b, stride_dt_b, stride_b_b, stride_c_b,
+    stride_z_b, stride_dy_b, seq, n_segment, segment, n_kept,
+    STRIDE_U_T: tl.constexpr, STRIDE_DT_T: tl.constexpr, STRIDE_B_T: tl.constexpr,
+    STRIDE_C_T: tl.constexpr, STRIDE_Z_T: tl.constexpr, STRIDE_DY_T: tl.constexpr,
+    N_CHANNEL: tl.constexpr,
+    D_STATE: tl.constexpr, C_REPEAT: tl.constexpr, N_REPEAT: tl.constexpr, C_LANES: tl.constexpr,
+    N_LANES: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_LAST: tl.constexpr,
+    SAVE_FIRST: tl.constexpr,
 ):  # fmt: skip
-    """All gradients of one segment, blocks of STEPS steps from the last to the first."""
+    """All gradients of one segment, blocks of N_LANES steps from the last to the first,
+    one group of channels
+    after the other."""
     part = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
-    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    offs_n = tl.arange(0, BLOCK_N)
-    mask_c = offs_c < n_channel
-    mask_n = offs_n[None, :] < D_STATE
-    mask = mask_c[:, None] & mask_n
-    state = offs_c[:, None] * D_STATE + offs_n[None, :]
-    size = n_channel * D_STATE
+    channel = tl.program_id(0) * (C_REPEAT * C_LANES)
+    offs_s = tl.arange(0, N_LANES)[:, None, None]
+    offs_n = _states(N_LANES, N_REPEAT)
+    offs_c = tl.arange(0, C_LANES)[None, :, None]
+    TILE: tl.constexpr = N_REPEAT * C_LANES * N_LANES
+    offs_tile = _kept(N_LANES, C_LANES, N_REPEAT)
     place = batch * n_segment + part
-    b_rate = tl.load(rate_ptr + state, mask=mask, other=0.0)
-    b_e = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
+    rates = _rates(a_ptr, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+    e = _zeros(C_REPEAT, N_REPEAT, C_LANES, N_LANES)
     if HAS_LAST:
-        b_e = tl.load(e_ptr + place * size + state, mask=mask, other=0.0)
-    b_drate = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
-    b_dd = tl.zeros([BLOCK_C], tl.float32)
-    b_d = tl.zeros([BLOCK_C], tl.float32)
-    if HAS_D:
-        b_d = tl.load(d_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
+        e = _load_states(e_ptr + place * N_CHANNEL * D_STATE, channel, offs_c, offs_n, N_CHANNEL, D_STATE,
+            C_REPEAT, C_LANES)
+    drates = _zeros(C_REPEAT, N_REPEAT, C_LANES, N_LANES)
+    dds = ()
+    for _ in tl.static_range(C_REPEAT):
+        dds = dds + (tl.zeros([1, C_LANES, 1], tl.float32),)
     first = batch * 0 + part * segment
     stop = tl.minimum(first + segment, seq)
-    n_block = tl.cdiv(stop - first, STEPS)
+    n_block = tl.cdiv(stop - first, N_LANES)
+    mask_n = _inside(offs_n, D_STATE, N_LANES * N_REPEAT)
+    u_ptr += batch * stride_u_b
+    dt_ptr += batch * stride_dt_b
+    dy_ptr += batch * stride_dy_b
+    if HAS_Z:
+        z_ptr += batch * stride_z_b
+        dz_ptr += batch * seq * N_CHANNEL
+    du_ptr += batch * seq * N_CHANNEL
+    ddt_ptr += batch * seq * N_CHANNEL
     # Sums over channels: one row of partial results for each block of channels.
     partial = (tl.program_id(0) * tl.num_programs(2) + batch) * seq
     for count in tl.range(n_block):
-        start = first + (n_block - 1 - count) * STEPS
-        u_base = u_ptr + batch * stride_u_b + start * stride_u_t + offs_c
-        dt_base = dt_ptr + batch * stride_dt_b + start * stride_dt_t + offs_c
-        b_base = b_ptr + batch * stride_b_b + start * stride_b_t + offs_n[None, :]
-        c_base = c_ptr + batch * stride_c_b + start * stride_c_t + offs_n[None, :]
-        dy_base = dy_ptr + batch * stride_dy_b + start * stride_dy_t + offs_c
-        if HAS_Z:
-            z_base = z_ptr + batch * stride_z_b + start * stride_z_t + offs_c
-        out_base = (batch * seq + start) * n_channel + offs_c
-        b_h = tl.load(kept_ptr + (batch * n_kept + start // STEPS) * size + state, mask=mask, other=0.0)
-        b_h = b_h.to(tl.float32)
-        states = (b_h,)
-        for step in tl.static_range(STEPS):
-            inside = start + step < stop
-            b_u = tl.load(u_base + step * stride_u_t, mask=mask_c & inside, other=0.0).to(tl.float32)
-            b_dt = tl.load(dt_base + step * stride_dt_t, mask=mask_c & inside, other=0.0).to(tl.float32)
-            b_b = tl.load(b_base + step * stride_b_t, mask=mask_n & inside, other=0.0).to(tl.float32)
-            b_h = tl.exp2(b_dt[:, None] * b_rate) * b_h + (b_dt * b_u)[:, None] * b_b
-            states = states + (b_h,)
-        for step in tl.static_range(STEPS - 1, -1, -1):
-            inside = start + step < stop
-            mask_t = mask_c & inside
-            b_u = tl.load(u_base + step * stride_u_t, mask=mask_t, other=0.0).to(tl.float32)
-            b_dt = tl.load(dt_base + step * stride_dt_t, mask=mask_t, other=0.0).to(tl.float32)
-            b_b = tl.load(b_base + step * stride_b_t, mask=mask_n & inside, other=0.0).to(tl.float32)
-            b_c = tl.load(c_base + step * stride_c_t, mask=mask_n & inside, other=0.0).to(tl.float32)
-            b_dy = tl.load(dy_base + step * stride_dy_t, mask=mask_t, other=0.0).to(tl.float32)
+        start = first + (n_block - 1 - count) * N_LANES
+        bs = _load_shared(b_ptr + batch * stride_b_b, start, stop, offs_n, mask_n, STRIDE_B_T, N_LANES)
+        cs = _load_shared(c_ptr + batch * stride_c_b, start, stop, offs_n, mask_n, STRIDE_C_T, N_LANES)
+        dbs = _zeros(N_LANES, N_REPEAT, C_LANES, N_LANES)
+        dcs = _zeros(N_LANES, N_REPEAT, C_LANES, N_LANES)
+        row = (batch * n_kept + start // N_LANES) * tl.num_programs(0) + tl.program_id(0)
+        new_e, new_drates, new_dds = (), (), ()
+        for r in tl.static_range(C_REPEAT):
+            c = channel + r * C_LANES + offs_c
+            mask_c = _inside(c, N_CHANNEL, C_REPEAT * C_LANES)
+            b_h = tl.load(kept_ptr + (row * C_REPEAT + r) * TILE + offs_tile).to(tl.float32)
+            us = _load_steps(u_ptr, c, start, stop, mask_c, STRIDE_U_T, N_LANES)
+            dts = _load_steps(dt_ptr, c, start, stop, mask_c, STRIDE_DT_T, N_LANES)
+            states, keeps = (b_h,), ()
+            for step in tl.static_range(N_LANES):
+                keeps = keeps + (tl.exp2(dts[step] * rates[r]),)
+                b_h = keeps[step] * b_h + (dts[step] * us[step]) * bs[step]
+                states = states + (b_h,)
+            dys = _load_steps(dy_ptr, c, start, stop, mask_c, STRIDE_DY_T, N_LANES)
             if HAS_Z:
-                b_z = tl.load(z_base + step * stride_z_t, mask=mask_t, other=0.0).to(tl.float32)
-                b_sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
-                b_y = tl.sum(states[step + 1] * b_c, 1) + b_d * b_u
-                b_dz = b_dy * b_y * b_sigmoid * (1.0 + b_z * (1.0 - b_sigmoid))
-                tl.store(dz_ptr + out_base + step * n_channel, b_dz.to(dz_ptr.dtype.element_ty), mask=mask_t)
-                b_dy = b_dy * b_z * b_sigmoid
-            b_g = b_e + b_dy[:, None] * b_c
-            b_dc = tl.sum(b_dy[:, None] * states[step + 1], 0)
-            b_db = tl.sum(b_g * (b_dt * b_u)[:, None], 0)
-            b_gb = tl.sum(b_g * b_b, 1)
-            b_e = tl.exp2(b_dt[:, None] * b_rate) * b_g
-            b_x = b_e * states[step]
-            b_drate += b_dt[:, None] * b_x
-            b_ddt = b_u * b_gb + tl.sum(b_x * b_rate, 1) * 0.6931471805599453
-            b_du = b_dt * b_gb + b_d * b_dy
-            b_dd += b_dy * b_u
-            tl.store(du_ptr + out_base + step * n_channel, b_du.to(du_ptr.dtype.element_ty), mask=mask_t)
-            tl.store(ddt_ptr + out_base + step * n_channel, b_ddt.to(ddt_ptr.dtype.element_ty), mask=mask_t)
-            row = (partial + start + step) * D_STATE + offs_n
-            tl.store(db_ptr + row, b_db, mask=(offs_n < D_STATE) & inside)
-            tl.store(dc_ptr + row, b_dc, mask=(offs_n < D_STATE) & inside)
-    tl.store(drate_ptr + place * size + state, b_drate, mask=mask)
+                zs = _load_steps(z_ptr, c, start, stop, mask_c, STRIDE_Z_T, N_LANES)
+            b_d = tl.zeros([1, C_LANES, 1], tl.float32)
+            if HAS_D:
+                b_d = tl.load(d_ptr + c, mask=mask_c, other=0.0).to(tl.float32)
+            b_e, b_drate, b_dd = e[r], drates[r], dds[r]
+            b_dus = tl.zeros([N_LANES, C_LANES, 1], tl.float32)
+            b_ddts, b_dzs = b_dus, b_dus
+            new_dbs, new_dcs = (), ()
+            for step in tl.static_range(N_LANES - 1, -1, -1):
+                b_dy = dys[step]
+                if HAS_Z:
+                    b_z = zs[step]
+                    b_sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
+                    b_y = tl.sum(tl.sum(states[step + 1] * cs[step], 2, keep_dims=True), 0, keep_dims=True)
+                    b_y += b_d * us[step]
+                    b_dz = b_dy * b_y * b_sigmoid * (1.0 + b_z * (1.0 - b_sigmoid))
+                    b_dzs = tl.where(offs_s == step, b_dz, b_dzs)
+                    b_dy = b_dy * b_z * b_sigmoid
+                b_g = b_e + b_dy * cs[step]
+                new_dcs = (dcs[step] + b_dy * states[step + 1],) + new_dcs
+                new_dbs = (dbs[step] + b_g * (dts[step] * us[step]),) + new_dbs
+                b_gb = tl.sum(tl.sum(b_g * bs[step], 2, keep_dims=True), 0, keep_dims=True)
+                b_e = keeps[step] * b_g
+                b_x = b_e * states[step]
+                b_drate += dts[step] * b_x
+                b_xa = tl.sum(tl.sum(b_x * rates[r], 2, keep_dims=True), 0, keep_dims=True)
+                b_ddts = tl.where(offs_s == step, us[step] * b_gb + b_xa * 0.6931471805599453, b_ddts)
+                b_dus = tl.where(offs_s == step, dts[step] * b_gb + b_d * b_dy, b_dus)
+                b_dd += b_dy * us[step]
+            dbs, dcs = new_dbs, new_dcs
+            _store_steps(du_ptr, b_dus, c, start, stop, offs_s, mask_c, N_CHANNEL)
+            _store_steps(ddt_ptr, b_ddts, c, start, stop, offs_s, mask_c, N_CHANNEL)
+            if HAS_Z:
+                _store_steps(dz_ptr, b_dzs, c, start, stop, offs_s, mask_c, N_CHANNEL)
+            new_e, new_drates, new_dds = new_e + (b_e,), new_drates + (b_drate,), new_dds + (b_dd,)
+        e, drates, dds = new_e, new_drates, new_dds
+        for step in tl.static_range(N_LANES):
+            out = (partial + start + step) * D_STATE + offs_n
+            mask = mask_n & (start + step < stop)
+            tl.store(db_ptr + out, tl.sum(dbs[step], 1, keep_dims=True), mask=mask)
+            tl.store(dc_ptr + out, tl.sum(dcs[step], 1, keep_dims=True), mask=mask)
+    drate_ptr += place * N_CHANNEL * D_STATE
+    _store_states(drate_ptr, drates, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
     if HAS_D:
-        tl.store(dd_ptr + place * n_channel + offs_c, b_dd, mask=mask_c)
+        for r in tl.static_range(C_REPEAT):
+            c = channel + r * C_LANES + offs_c
+            tl.store(dd_ptr + place * N_CHANNEL + c, dds[r], mask=c < N_CHANNEL)
     if SAVE_FIRST:
-        tl.store(first_ptr + batch * size + state, b_e, mask=mask)
+        first_ptr += batch * N_CHANNEL * D_STATE
+        _store_states(first_ptr, e, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+
+
+@triton.jit
+@typing.no_type_check
+def _scan_bwd_shared_kernel(part_ptr, db_ptr, dc_ptr, size, n_part, BLOCK: tl.constexpr):
+    """dB and dC: sums over the blocks of channels, first to last."""
+    which = tl.program_id(1).to(tl.int64)
+    offs = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    mask = offs < size
+    part_ptr += which * n_part * size
+    b_sum = tl.zeros([BLOCK], tl.float32)
+    for part in tl.range(n_part):
+        b_sum += tl.load(part_ptr + which * 0 + part * size + offs, mask=mask, other=0.0)
+    if which == 0:
+        tl.store(db_ptr + offs, b_sum.to(db_ptr.dtype.element_ty), mask=mask)
+    else:
+        tl.store(dc_ptr + offs, b_sum.to(dc_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+@typing.no_type_check
+def _scan_bwd_parameter_kernel(
+    drate_ptr, dd_part_ptr, a_ptr, da_ptr, dd_ptr, size, n_channel, n_place,
+    BLOCK: tl.constexpr, ROWS: tl.constexpr, HAS_D: tl.constexpr,
+):  # fmt: skip
+    """dA_log = -exp(A_log) dA and dD: sums over sequences and segments."""
+    offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    offs_p = tl.arange(0, ROWS)
+    b_da = tl.zeros([BLOCK], tl.float32)
+    b_dd = tl.zeros([BLOCK], tl.float32)
+    for start in tl.range(0, n_place, ROWS):
+        place = (start + offs_p).to(tl.int64)[:, None]
+        mask = place < n_place
+        b_da += tl.sum(tl.load(drate_ptr + place * size + offs[None, :], mask=mask & (offs < size)[None, :],
+            other=0.0), 0)
+        if HAS_D:
+            b_dd += tl.sum(tl.load(dd_part_ptr + place * n_channel + offs[None, :],
+                mask=mask & (offs < n_channel)[None, :], other=0.0), 0)
+    b_a = tl.load(a_ptr + offs, mask=offs < size, other=0.0).to(tl.float32)
+    b_da = b_da * -tl.exp2(b_a * 1.4426950408889634)
+    tl.store(da_ptr + offs, b_da.to(da_ptr.dtype.element_ty), mask=offs < size)
+    if HAS_D:
+        tl.store(dd_ptr + offs, b_dd.to(dd_ptr.dtype.element_ty), mask=offs < n_channel)

@@ -1,8 +1,14 @@
-"""Forward kernels of the selective scan: states of segments, their carry, outputs. Rates are in base 2.
+"""Forward kernels of the selective scan: states of segments, their carry, outputs.
 
 A program holds the states of a few channels in registers and walks through one segment of the sequence step
-by step.
-The decay over a segment is exp2(A sum dt): what a segment adds and that sum are all that its successor needs.
+by step. The decay over a segment is exp2(A sum dt): what a segment adds and that sum are all that its
+successor needs.
+
+States are tiles [N_LANES, C_LANES, N_REPEAT],
+one for each of C_REPEAT groups of channels: a thread holds the
+N_REPEAT x C_REPEAT states of its lane,
+so that sums over d_state and over channels take few shuffles. Outputs
+of the N_LANES steps of a block are put together in a tile [N_LANES, C_LANES, 1], one row for each step.
 """
 
 import typing
@@ -13,46 +19,128 @@ import triton.language as tl
 
 @triton.jit
 @typing.no_type_check
+def _states(N_LANES: tl.constexpr, N_REPEAT: tl.constexpr):
+    """State indices of a tile."""
+    return tl.arange(0, N_LANES)[:, None, None] * N_REPEAT + tl.arange(0, N_REPEAT)[None, None, :]
+
+
+@triton.jit
+@typing.no_type_check
+def _kept(N_LANES: tl.constexpr, C_LANES: tl.constexpr, N_REPEAT: tl.constexpr):
+    """Places of a tile among the kept states."""
+    offs_c = tl.arange(0, C_LANES)[None, :, None]
+    offs_l = tl.arange(0, N_LANES)[:, None, None]
+    return (offs_l * C_LANES + offs_c) * N_REPEAT + tl.arange(0, N_REPEAT)[None, None, :]
+
+
+@triton.jit
+@typing.no_type_check
+def _inside(offs, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Where an index is below a size; no comparison where blocks fill it."""
+    if SIZE % BLOCK == 0:
+        return offs >= 0
+    return offs < SIZE
+
+
+@triton.jit
+@typing.no_type_check
+def _zeros(C_REPEAT: tl.constexpr, N_REPEAT: tl.constexpr, C_LANES: tl.constexpr, N_LANES: tl.constexpr):
+    """C_REPEAT tiles of zeros."""
+    tiles = ()
+    for _ in tl.static_range(C_REPEAT):
+        tiles = tiles + (tl.zeros([N_LANES, C_LANES, N_REPEAT], tl.float32),)
+    return tiles
+
+
+@triton.jit
+@typing.no_type_check
+def _rates(a_ptr, channel, offs_c, offs_n, N_CHANNEL: tl.constexpr, D_STATE: tl.constexpr,
+    C_REPEAT: tl.constexpr, C_LANES: tl.constexpr):  # fmt: skip
+    """A = -exp(A_log) for base-2 exponentials, one tile for each group of channels."""
+    rates = ()
+    for r in tl.static_range(C_REPEAT):
+        c = channel + r * C_LANES + offs_c
+        mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (offs_n < D_STATE)
+        b_a = tl.load(a_ptr + c * D_STATE + offs_n, mask=mask, other=0.0).to(tl.float32)
+        rates = rates + (tl.exp2(b_a * 1.4426950408889634) * -1.4426950408889634,)
+    return rates
+
+
+@triton.jit
+@typing.no_type_check
+def _load_states(ptr, channel, offs_c, offs_n, N_CHANNEL: tl.constexpr, D_STATE: tl.constexpr,
+    C_REPEAT: tl.constexpr, C_LANES: tl.constexpr):  # fmt: skip
+    """Tiles of a [channel, d_state] array."""
+    tiles = ()
+    for r in tl.static_range(C_REPEAT):
+        c = channel + r * C_LANES + offs_c
+        mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (offs_n < D_STATE)
+        tiles = tiles + (tl.load(ptr + c * D_STATE + offs_n, mask=mask, other=0.0),)
+    return tiles
+
+
+@triton.jit
+@typing.no_type_check
+def _store_states(ptr, tiles, channel, offs_c, offs_n, N_CHANNEL: tl.constexpr, D_STATE: tl.constexpr,
+    C_REPEAT: tl.constexpr, C_LANES: tl.constexpr):  # fmt: skip
+    """Tiles into a [channel, d_state] array."""
+    for r in tl.static_range(C_REPEAT):
+        c = channel + r * C_LANES + offs_c
+        mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (offs_n < D_STATE)
+        tl.store(ptr + c * D_STATE + offs_n, tiles[r], mask=mask)
+
+
+@triton.jit
+@typing.no_type_check
 def _scan_fwd_state_kernel(
-    u_ptr, dt_ptr, rate_ptr, b_ptr, h_ptr, total_ptr, stride_u_b, stride_u_t, stride_dt_b, stride_dt_t,
-    stride_b_b,
-    stride_b_t, n_channel, seq, n_segment, segment,
-    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr,
+    u_ptr, dt_ptr, a_ptr, b_ptr, h_ptr, total_ptr, stride_u_b, stride_dt_b,
+    stride_b_b, seq, n_segment, segment,
+    STRIDE_U_T: tl.constexpr, STRIDE_DT_T: tl.constexpr, STRIDE_B_T: tl.constexpr, N_CHANNEL: tl.constexpr,
+    D_STATE: tl.constexpr, C_REPEAT: tl.constexpr, N_REPEAT: tl.constexpr, C_LANES: tl.constexpr,
+    N_LANES: tl.constexpr,
 ):  # fmt: skip
     """State that one segment adds by itself, and its sum of dt."""
     part = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
-    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    offs_n = tl.arange(0, BLOCK_N)
-    mask_c = offs_c < n_channel
-    mask_n = offs_n[None, :] < D_STATE
-    mask = mask_c[:, None] & mask_n
-    b_rate = tl.load(rate_ptr + offs_c[:, None] * D_STATE + offs_n[None, :], mask=mask, other=0.0)
-    start = batch * 0 + part * segment
-    u_ptr += batch * stride_u_b + start * stride_u_t
-    dt_ptr += batch * stride_dt_b + start * stride_dt_t
-    b_ptr += batch * stride_b_b + start * stride_b_t
-    b_h = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
-    b_total = tl.zeros([BLOCK_C], tl.float32)
-    n_step = tl.minimum(segment, seq - part * segment)
-    for _ in tl.range(n_step):
-        b_u = tl.load(u_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
-        b_dt = tl.load(dt_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
-        b_b = tl.load(b_ptr + offs_n[None, :], mask=mask_n, other=0.0).to(tl.float32)
-        b_h = tl.exp2(b_dt[:, None] * b_rate) * b_h + (b_dt * b_u)[:, None] * b_b
-        b_total += b_dt
-        u_ptr += stride_u_t
-        dt_ptr += stride_dt_t
-        b_ptr += stride_b_t
-    place = (batch * n_segment + part) * n_channel
-    tl.store(h_ptr + place * D_STATE + offs_c[:, None] * D_STATE + offs_n[None, :], b_h, mask=mask)
-    tl.store(total_ptr + place + offs_c, b_total, mask=mask_c)
+    channel = tl.program_id(0) * (C_REPEAT * C_LANES)
+    offs_n = _states(N_LANES, N_REPEAT)
+    offs_c = tl.arange(0, C_LANES)[None, :, None]
+    rates = _rates(a_ptr, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+    h = _zeros(C_REPEAT, N_REPEAT, C_LANES, N_LANES)
+    totals = ()
+    for _ in tl.static_range(C_REPEAT):
+        totals = totals + (tl.zeros([1, C_LANES, 1], tl.float32),)
+    mask_n = _inside(offs_n, D_STATE, N_LANES * N_REPEAT)
+    first = batch * 0 + part * segment
+    stop = tl.minimum(first + segment, seq)
+    for block in tl.range(tl.cdiv(stop - first, N_LANES)):
+        for step in tl.static_range(N_LANES):
+            t = first + block * N_LANES + step
+            b_base = b_ptr + batch * stride_b_b + t * STRIDE_B_T
+            b_b = tl.load(b_base + offs_n, mask=mask_n & (t < stop), other=0.0).to(tl.float32)
+            new_h, new_totals = (), ()
+            for r in tl.static_range(C_REPEAT):
+                c = channel + r * C_LANES + offs_c
+                mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (t < stop)
+                b_u = tl.load(u_ptr + batch * stride_u_b + t * STRIDE_U_T + c, mask=mask, other=0.0)
+                b_dt = tl.load(dt_ptr + batch * stride_dt_b + t * STRIDE_DT_T + c, mask=mask, other=0.0)
+                b_dt = b_dt.to(tl.float32)
+                b_h = tl.exp2(b_dt * rates[r]) * h[r] + (b_dt * b_u.to(tl.float32)) * b_b
+                new_h = new_h + (b_h,)
+                new_totals = new_totals + (totals[r] + b_dt,)
+            h, totals = new_h, new_totals
+    place = (batch * n_segment + part) * N_CHANNEL
+    _store_states(h_ptr + place * D_STATE, h, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT,
+    C_LANES)
+    for r in tl.static_range(C_REPEAT):
+        c = channel + r * C_LANES + offs_c
+        tl.store(total_ptr + place + c, totals[r], mask=c < N_CHANNEL)
 
 
 @triton.jit
 @typing.no_type_check
 def _scan_carry_kernel(
-    h_ptr, total_ptr, rate_ptr, first_ptr, last_ptr, size, n_channel, n_segment,
+    h_ptr, total_ptr, a_ptr, first_ptr, last_ptr, size, n_channel, n_segment,
     D_STATE: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr, HAS_FIRST: tl.constexpr,
 ):  # fmt: skip
     """Replace what each segment adds by the state that enters it; write the state that leaves the last
@@ -60,7 +148,8 @@ def _scan_carry_kernel(
     batch = tl.program_id(1).to(tl.int64)
     offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offs < size
-    b_rate = tl.load(rate_ptr + offs, mask=mask, other=0.0)
+    b_a = tl.load(a_ptr + offs, mask=mask, other=0.0).to(tl.float32)
+    b_rate = tl.exp2(b_a * 1.4426950408889634) * -1.4426950408889634
     b_h = tl.zeros([BLOCK], tl.float32)
     if HAS_FIRST:
         b_h = tl.load(first_ptr + batch * size + offs, mask=mask, other=0.0)
@@ -76,66 +165,76 @@ def _scan_carry_kernel(
 @triton.jit
 @typing.no_type_check
 def _scan_fwd_output_kernel(
-    u_ptr, dt_ptr, rate_ptr, b_ptr, c_ptr, d_ptr, z_ptr, h_ptr, y_ptr, kept_ptr, last_ptr,
-    stride_u_b, stride_u_t, stride_dt_b, stride_dt_t, stride_b_b, stride_b_t, stride_c_b, stride_c_t,
-    stride_z_b,
-    stride_z_t, n_channel, seq, n_segment, segment, n_kept,
-    D_STATE: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_N: tl.constexpr, STEPS: tl.constexpr,
-    HAS_D: tl.constexpr,
-    HAS_Z: tl.constexpr, HAS_FIRST: tl.constexpr, KEEP: tl.constexpr, SAVE_LAST: tl.constexpr,
+    u_ptr, dt_ptr, a_ptr, b_ptr, c_ptr, d_ptr, z_ptr, h_ptr, y_ptr, kept_ptr, last_ptr,
+    stride_u_b, stride_dt_b, stride_b_b, stride_c_b,
+    stride_z_b, seq, n_segment, segment, n_kept,
+    STRIDE_U_T: tl.constexpr, STRIDE_DT_T: tl.constexpr, STRIDE_B_T: tl.constexpr,
+    STRIDE_C_T: tl.constexpr, STRIDE_Z_T: tl.constexpr, N_CHANNEL: tl.constexpr,
+    D_STATE: tl.constexpr, C_REPEAT: tl.constexpr, N_REPEAT: tl.constexpr, C_LANES: tl.constexpr,
+    N_LANES: tl.constexpr, HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_FIRST: tl.constexpr,
+    KEEP: tl.constexpr, SAVE_LAST: tl.constexpr,
 ):  # fmt: skip
-    """Outputs of one segment; every STEPS steps the state is kept for the backward."""
+    """Outputs of one segment; before every block of steps the state is kept for the backward."""
     part = tl.program_id(1)
     batch = tl.program_id(2).to(tl.int64)
-    offs_c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
-    offs_n = tl.arange(0, BLOCK_N)
-    offs_s = tl.arange(0, STEPS)
-    mask_c = offs_c < n_channel
-    mask_n = offs_n[None, :] < D_STATE
-    mask = mask_c[:, None] & mask_n
-    state = offs_c[:, None] * D_STATE + offs_n[None, :]
-    size = n_channel * D_STATE
-    b_rate = tl.load(rate_ptr + state, mask=mask, other=0.0)
-    b_h = tl.zeros([BLOCK_C, BLOCK_N], tl.float32)
+    channel = tl.program_id(0) * (C_REPEAT * C_LANES)
+    offs_s = tl.arange(0, N_LANES)[:, None, None]
+    offs_n = _states(N_LANES, N_REPEAT)
+    offs_c = tl.arange(0, C_LANES)[None, :, None]
+    TILE: tl.constexpr = N_REPEAT * C_LANES * N_LANES
+    offs_tile = _kept(N_LANES, C_LANES, N_REPEAT)
+    rates = _rates(a_ptr, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+    h = _zeros(C_REPEAT, N_REPEAT, C_LANES, N_LANES)
     if HAS_FIRST:
-        b_h = tl.load(h_ptr + (batch * n_segment + part) * size + state, mask=mask, other=0.0)
-    if HAS_D:
-        b_d = tl.load(d_ptr + offs_c, mask=mask_c, other=0.0).to(tl.float32)
+        place = (batch * n_segment + part) * N_CHANNEL * D_STATE
+        h = _load_states(h_ptr + place, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+    mask_n = _inside(offs_n, D_STATE, N_LANES * N_REPEAT)
     first = batch * 0 + part * segment
     stop = tl.minimum(first + segment, seq)
-    for block in tl.range(tl.cdiv(stop - first, STEPS)):
-        start = first + block * STEPS
+    for block in tl.range(tl.cdiv(stop - first, N_LANES)):
+        start = first + block * N_LANES
         if KEEP:
-            tl.store(kept_ptr + (batch * n_kept + start // STEPS) * size + state,
-                b_h.to(kept_ptr.dtype.element_ty), mask=mask)
-        u_base = u_ptr + batch * stride_u_b + start * stride_u_t
-        dt_base = dt_ptr + batch * stride_dt_b + start * stride_dt_t
-        b_base = b_ptr + batch * stride_b_b + start * stride_b_t
-        c_base = c_ptr + batch * stride_c_b + start * stride_c_t
-        b_y = tl.zeros([STEPS, BLOCK_C], tl.float32)
-        for step in tl.static_range(STEPS):
-            inside = start + step < stop
-            b_u = tl.load(u_base + step * stride_u_t + offs_c, mask=mask_c & inside, other=0.0).to(tl.float32)
-            b_dt = tl.load(dt_base + step * stride_dt_t + offs_c, mask=mask_c & inside,
-                other=0.0).to(tl.float32)
-            b_b = tl.load(b_base + step * stride_b_t + offs_n[None, :], mask=mask_n & inside,
-                other=0.0).to(tl.float32)
-            b_c = tl.load(c_base + step * stride_c_t + offs_n[None, :], mask=mask_n & inside,
-                other=0.0).to(tl.float32)
-            b_h = tl.exp2(b_dt[:, None] * b_rate) * b_h + (b_dt * b_u)[:, None] * b_b
-            b_y = tl.where(offs_s[:, None] == step, tl.sum(b_h * b_c, 1)[None, :], b_y)
-        mask_y = (start + offs_s < stop)[:, None] & mask_c[None, :]
-        if HAS_D:
-            b_ut = tl.load(u_base + offs_s[:, None] * stride_u_t + offs_c[None, :], mask=mask_y,
-                other=0.0).to(tl.float32)
-            b_y += b_d[None, :] * b_ut
-        if HAS_Z:
-            z_base = z_ptr + batch * stride_z_b + start * stride_z_t
-            b_z = tl.load(z_base + offs_s[:, None] * stride_z_t + offs_c[None, :], mask=mask_y,
-                other=0.0).to(tl.float32)
-            b_y = b_y * b_z / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
-        y_base = y_ptr + (batch * seq + start) * n_channel
-        tl.store(y_base + offs_s[:, None] * n_channel + offs_c[None, :], b_y.to(y_ptr.dtype.element_ty),
-            mask=mask_y)
+            row = (batch * n_kept + start // N_LANES) * tl.num_programs(0) + tl.program_id(0)
+            for r in tl.static_range(C_REPEAT):
+                tile_ptrs = kept_ptr + (row * C_REPEAT + r) * TILE + offs_tile
+                tl.store(tile_ptrs, h[r].to(kept_ptr.dtype.element_ty))
+        ys, zs = (), ()
+        for _ in tl.static_range(C_REPEAT):
+            ys = ys + (tl.zeros([N_LANES, C_LANES, 1], tl.float32),)
+            zs = zs + (tl.zeros([N_LANES, C_LANES, 1], tl.float32),)
+        for step in tl.static_range(N_LANES):
+            t = start + step
+            mask_t = mask_n & (t < stop)
+            b_b = tl.load(b_ptr + batch * stride_b_b + t * STRIDE_B_T + offs_n, mask=mask_t, other=0.0)
+            b_c = tl.load(c_ptr + batch * stride_c_b + t * STRIDE_C_T + offs_n, mask=mask_t, other=0.0)
+            b_b, b_c = b_b.to(tl.float32), b_c.to(tl.float32)
+            new_h, new_ys, new_zs = (), (), ()
+            for r in tl.static_range(C_REPEAT):
+                c = channel + r * C_LANES + offs_c
+                mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (t < stop)
+                b_u = tl.load(u_ptr + batch * stride_u_b + t * STRIDE_U_T + c, mask=mask, other=0.0)
+                b_dt = tl.load(dt_ptr + batch * stride_dt_b + t * STRIDE_DT_T + c, mask=mask, other=0.0)
+                b_u, b_dt = b_u.to(tl.float32), b_dt.to(tl.float32)
+                b_h = tl.exp2(b_dt * rates[r]) * h[r] + (b_dt * b_u) * b_b
+                b_y = tl.sum(tl.sum(b_h * b_c, 2, keep_dims=True), 0, keep_dims=True)
+                if HAS_D:
+                    b_y += tl.load(d_ptr + c, mask=c < N_CHANNEL, other=0.0).to(tl.float32) * b_u
+                new_h = new_h + (b_h,)
+                new_ys = new_ys + (tl.where(offs_s == step, b_y, ys[r]),)
+                if HAS_Z:
+                    b_z = tl.load(z_ptr + batch * stride_z_b + t * STRIDE_Z_T + c, mask=mask, other=0.0)
+                    new_zs = new_zs + (tl.where(offs_s == step, b_z.to(tl.float32), zs[r]),)
+            h, ys = new_h, new_ys
+            if HAS_Z:
+                zs = new_zs
+        for r in tl.static_range(C_REPEAT):
+            c = channel + r * C_LANES + offs_c
+            b_y = ys[r]
+            if HAS_Z:
+                b_y = b_y * zs[r] / (1.0 + tl.exp2(-1.4426950408889634 * zs[r]))
+            y_ptrs = y_ptr + (batch * seq + start + offs_s) * N_CHANNEL + c
+            mask_y = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (start + offs_s < stop)
+            tl.store(y_ptrs, b_y.to(y_ptr.dtype.element_ty), mask=mask_y)
     if SAVE_LAST:
-        tl.store(last_ptr + batch * size + state, b_h, mask=mask)
+        last_ptr += batch * N_CHANNEL * D_STATE
+        _store_states(last_ptr, h, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)

@@ -10,8 +10,10 @@ from kernels_compile_only import SHARED_LIMIT, Usage, compile_only
 from kernels.triton import (
     causal_conv,
     decode,
+    decode_attention,
     edges,
     gated_linear_attention,
+    linear_attention_launch,
     selective_scan,
     softmax_attention,
 )
@@ -24,8 +26,8 @@ SPILLS = {"_linear_output_kernel": 160, "_scan_bwd_kernel": 16}
 
 def start_all(monkeypatch) -> None:
     """Call every launcher at the width of the benchmark's shapes; nothing runs."""
-    for module in (gated_linear_attention, selective_scan):
-        monkeypatch.setattr(module, "_processors", lambda device: 132)
+    for module in (linear_attention_launch, selective_scan, decode_attention):
+        monkeypatch.setattr(module, "processors", lambda device: 132)
     q = torch.empty(1, 4096, 2, 64, dtype=torch.bfloat16)
     o, lse = softmax_attention._forward(q, q, q, None, 0.1, 0)
     softmax_attention._backward(q, None, q, q, q, o, lse, None, 0.1, 0)

@@ -14,9 +14,9 @@ pytestmark = [
 
 @pytest.mark.slow
 def test_all_comparisons_with_float64():
-    from experiments.benchmarks.kernel_checks import run_checks
+    from experiments.benchmarks.kernel_jobs import OPERATORS, run_checks
 
-    found = list(run_checks(("softmax", "linear", "scan", "conv", "decode", "edges")))
+    found = list(run_checks(OPERATORS))
     assert len(found) > 1000
     assert [check for check in found if not check.passed] == []
 
