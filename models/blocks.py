@@ -8,6 +8,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from kernels.gated_silu import gated_silu
+from kernels.rms_norm import rms_norm
 from models.config import LanguageModelConfig, MLPConfig
 from models.lens import HookPoint, attached
 
@@ -62,6 +64,8 @@ class Norm(nn.Module):
         if not attached(self.hook_scale, self.hook_normalized) and x.dtype == self.w.dtype:
             if self.kind == "layer":
                 return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
+            if x.is_cuda:
+                return rms_norm(x, self.w, eps=self.eps, dtype=_working_dtype(x))
             # On CPU the backward pass of torch's own takes twice as long.
             if x.device.type == "cpu" and torch.is_grad_enabled() and x.dtype.itemsize >= 4:
                 return _RMSNorm.apply(x, self.w, self.eps)
@@ -72,6 +76,12 @@ class Norm(nn.Module):
         scale = self.hook_scale((x.square().mean(-1, keepdim=True) + self.eps).sqrt())
         y = self.hook_normalized(x / scale) * self.w
         return (y if self.b is None else y + self.b).to(self.w.dtype)
+
+
+def _working_dtype(x: Tensor) -> torch.dtype:
+    """What the projections after a norm work in: under autocast its dtype, so that nothing is cast again."""
+    autocast = torch.is_autocast_enabled(x.device.type)
+    return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
 
 
 def make_norm(config: LanguageModelConfig) -> nn.Module:
@@ -121,7 +131,8 @@ class MLP(nn.Module):
             post = self.act(self.hook_pre(inner))
         else:
             gate = self.hook_pre(F.linear(x, self.W_gate.T, self.b_gate))
-            post = self.act(gate) * self.hook_pre_linear(inner)
+            inner = self.hook_pre_linear(inner)
+            post = gated_silu(gate, inner) if self.act is F.silu else self.act(gate) * inner
         return F.linear(self.hook_post(post), self.W_out.T, self.b_out)
 
 

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from kernels import rotation
 from models.config import RopeConfig
 from models.errors import ConfigError
 
@@ -134,22 +135,9 @@ def rotate(
 
     Pairs are (n, n + pairs) in layout "half" and (2n, 2n + 1) in layout "adjacent".
     """
-    n_pairs = cos.shape[-1]
-    cos, sin = cos[:, None], sin[:, None]
-    turned = x[..., : 2 * n_pairs]
-    if layout == "half":
-        a, b = turned[..., :n_pairs], turned[..., n_pairs:]
-    elif layout == "adjacent":
-        a, b = turned[..., 0::2], turned[..., 1::2]
-    else:
+    if layout not in rotation.LAYOUTS:
         raise ConfigError(f"RoPE layout is {layout!r}; accepted: 'half', 'adjacent'")
-    first, second = a * cos - b * sin, b * cos + a * sin
-    if layout == "adjacent":
-        out = torch.stack((first, second), -1).flatten(-2)
-        return out if 2 * n_pairs == x.shape[-1] else torch.cat((out, x[..., 2 * n_pairs :]), -1)
-    if 2 * n_pairs == x.shape[-1]:
-        return torch.cat((first, second), -1)
-    return torch.cat((first, second, x[..., 2 * n_pairs :]), -1)
+    return rotation.rotate(x, cos, sin, layout)
 
 
 class Rope:

@@ -18,9 +18,11 @@ from torch.nn import functional as F
 
 from kernels import gated_linear_attention
 from kernels.gated_linear_attention import LinearState
+from kernels.rms_norm import rms_norm
 from models.config import Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
+from models.lens import attached
 from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors, has_hooks
 from models.mixers.mamba import Mamba
 from models.mixers.mamba2_reading import Mamba2Parts, mamba2_reading
@@ -60,7 +62,14 @@ class GatedNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
         self.n_groups, self.eps = n_groups, eps
 
-    def forward(self, y: Float[Tensor, "*batch channel"]) -> Float[Tensor, "*batch channel"]:
+    def forward(
+        self, y: Float[Tensor, "*batch channel"], gate: Float[Tensor, "*batch channel"] | None = None
+    ) -> Float[Tensor, "*batch channel"]:
+        """The norm of y, or of y SiLU(gate)."""
+        if self.n_groups == 1 and y.is_cuda:
+            return rms_norm(y, self.weight, eps=self.eps, gate=gate)
+        if gate is not None:
+            y = y * F.silu(gate)
         if self.n_groups == 1:
             return F.rms_norm(y, self.weight.shape, self.weight, self.eps)
         groups = y.unflatten(-1, (self.n_groups, -1))
@@ -129,8 +138,12 @@ class Mamba2(Mamba):
             if form is Form.PARALLEL:
                 y = self._parallel(scan, before)
         y = self.hook_z(y + self.D[:, None] * scan.x).flatten(2)
-        out = self._output(self._normed(y * self.hook_gate(F.silu(z))))
-        return out, Mamba2State(ssm=ssm, conv=conv, length=start + x.shape[1])
+        if y.is_cuda and self.norm is not None and not attached(self.hook_gate):
+            # Nothing looks at the gate: it is multiplied inside the norm.
+            y = self.norm(y, z)
+        else:
+            y = self._normed(y * self.hook_gate(F.silu(z)))
+        return self._output(y), Mamba2State(ssm=ssm, conv=conv, length=start + x.shape[1])
 
     def _scan_inputs(self, xBC: Tensor, dt: Tensor, *, hooked: bool) -> _Scan:
         x, B, C = xBC.split(self._conv_widths, -1)

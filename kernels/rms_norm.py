@@ -1,0 +1,68 @@
+"""RMSNorm over the last axis, of x or of gated values x SiLU(gate), in float32 whatever the inputs' dtype."""
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from torch.nn import functional as F
+
+from kernels.checks import accumulation_dtype, check_axes, resolve_backend, triton_unfit, without_autocast
+
+OPERATOR = "rms_norm"
+LARGEST_WIDTH = 8192
+
+Rows = Float[Tensor, "row width"]
+
+
+@without_autocast
+def reference(
+    x: Rows,
+    w: Float[Tensor, " width"],
+    *,
+    eps: float,
+    gate: Rows | None = None,
+    dtype: torch.dtype | None = None,
+) -> Rows:
+    """Readable form: y = w v / sqrt(mean(v^2) + eps), v = x or x SiLU(gate)."""
+    _check(x, w, gate)
+    values = x.to(accumulation_dtype(x, w))
+    if gate is not None:
+        values = values * F.silu(gate.to(values.dtype))
+    scale = torch.rsqrt(values.square().mean(-1, keepdim=True) + eps)
+    return (values * scale * w).to(dtype or x.dtype)
+
+
+def rms_norm(
+    x: Float[Tensor, "*batch width"],
+    w: Float[Tensor, " width"],
+    *,
+    eps: float,
+    gate: Float[Tensor, "*batch width"] | None = None,
+    dtype: torch.dtype | None = None,
+    backend: str | None = None,
+) -> Float[Tensor, "*batch width"]:
+    """Values over their root mean square, times a gain.
+
+    Args:
+        gate: Multiplies x as SiLU(gate) before the norm (Mamba-2's gated norm).
+        dtype: Of the output; default that of x.
+        backend: "torch", "triton" (met or refused), or None: by the device.
+
+    Raises:
+        KernelError: shapes that disagree, a backend that is not available.
+
+    Source: Zhang and Sennrich 2019, arXiv:1910.07467; gated: Dao and Gu 2024, arXiv:2405.21060.
+    """
+    flat, flat_gate = x.flatten(0, -2), None if gate is None else gate.flatten(0, -2)
+    unfit = triton_unfit("chunked", {"width": x.shape[-1]}, x, w, gate, limit=LARGEST_WIDTH)
+    if resolve_backend(OPERATOR, backend, x, unfit) == "triton":
+        from kernels.triton import rms_norm as fused
+
+        _check(flat, w, flat_gate)
+        y = fused.rms_norm(flat, w, eps, gate=flat_gate, dtype=dtype or x.dtype)
+    else:
+        y = reference(flat, w, eps=eps, gate=flat_gate, dtype=dtype)
+    return y.view(x.shape)
+
+
+def _check(x: Tensor, w: Tensor, gate: Tensor | None) -> None:
+    check_axes(OPERATOR, {"x": (x, "row width"), "w": (w, "width"), "gate": (gate, "row width")})
