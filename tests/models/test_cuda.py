@@ -52,7 +52,7 @@ def tokens(batch: int = 4, seq: int = 130) -> torch.Tensor:
 def step(model, call=None) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Loss, and gradients by parameter."""
     model.zero_grad(set_to_none=True)
-    loss = (call or model)(tokens(), return_type="loss")
+    loss = (model if call is None else call)(tokens(), return_type="loss")
     loss.backward()
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
