@@ -15,7 +15,13 @@ import plotly.graph_objects as go
 from experiments.offset_table import RESULTS
 from interp.figures.theme import style, theme_of
 
-FAMILIES = {"softmax": "Softmax", "linear": "Linear attention", "mamba1": "Mamba-1", "mamba2": "Mamba-2"}
+FAMILIES = {
+    "softmax": "Softmax",
+    "linear": "Linear attention",
+    "mamba1": "Mamba-1",
+    "mamba2": "Mamba-2",
+    "s4d": "S4D",
+}
 SYMBOLS = {"periodic": "circle", "copy": "diamond", "gpu": "square"}
 TASKS = {"periodic": "periodic tiling", "copy": "segment copy", "gpu": "real text"}
 
@@ -34,7 +40,7 @@ def points(results: Path) -> list[dict[str, Any]]:
                 {
                     "family": parts[0],
                     "task": task,
-                    "conv": "conv" in parts or parts[0].startswith("mamba"),
+                    "conv": "conv" in parts or parts[0].startswith(("mamba", "s4d")),
                     "textbook": own["textbook_prefix"],
                     "effect": own["effect_nats"],
                     "label": f"{row['run']}, seed {row['seed']}: +{own['delta']} in layer {own['layer']}",
@@ -46,7 +52,7 @@ def points(results: Path) -> list[dict[str, Any]]:
 def offset_figure(found: list[dict[str, Any]], *, mode: str = "light") -> go.Figure:
     """Effect against textbook score; colour by mixer, symbol by task, open where there is no convolution."""
     theme = theme_of(mode)
-    colours = dict(zip(FAMILIES, theme.series, strict=False))
+    colours = dict(zip(FAMILIES, theme.series, strict=False)) | {"s4d": theme.muted}
     figure = go.Figure()
     for family, label in FAMILIES.items():
         for task, symbol in SYMBOLS.items():
@@ -71,6 +77,11 @@ def offset_figure(found: list[dict[str, Any]], *, mode: str = "light") -> go.Fig
     figure.update_xaxes(title_text="Textbook prefix matching, strongest unit", range=[-0.03, 1.0])
     figure.update_yaxes(title_text="Strongest cut minus random cut (nats)", rangemode="tozero")
     figure.update_layout(legend={"x": 1.02, "y": 1, "font": {"size": 12}}, width=980)
+    figure.add_annotation(
+        text="filled: with a short convolution<br>open: without one",
+        xref="paper", yref="paper", x=1.02, y=0, xanchor="left", yanchor="bottom", align="left",
+        showarrow=False, font={"size": 12, "color": theme.muted},
+    )  # fmt: skip
     return figure
 
 
