@@ -154,6 +154,11 @@ def _page_scripts(app: Dash) -> None:
     clicks = [Input(f"{side}-map", "clickData") for side in SIDES]
     marks = [Output(f"tab-{name}", "aria-selected") for name in TABS]
     _script(app, "panels", *panels, *marks, Input("tab", "data"))
+    asked = [Output(f"{name}-request", "data") for name in TABS]
+    chosen = [Input(f"{side}-selection", "data") for side in SIDES]
+    _script(
+        app, "requests", *asked, Input("tab", "data"), *chosen, Input("prompt", "data"), Input("mode", "data")
+    )
     _script(app, "fields", *fields, Input("prompt-kind", "value"))
     _script(app, "mode", Output("mode", "data"), Input("mode-choice", "value"))
     _script(app, "comparing", Output("page", "className"), Input("compare", "value"))

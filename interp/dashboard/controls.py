@@ -45,7 +45,7 @@ def number(name: str, value: int, least: int) -> dcc.Input:
     return dcc.Input(id=name, type="number", value=value, min=least, step=1, debounce=True)
 
 
-def prompt_section(run: Run, *, typed_hint: str, period: int, repeats: int) -> html.Section:
+def prompt_section(*, is_text: bool, typed_hint: str, limit: int, period: int, repeats: int) -> html.Section:
     """The prompt: what kind, and the fields of each kind (a script shows those of the chosen one)."""
     kinds = [
         {"label": "Repeated random tokens", "value": "probe"},
@@ -59,7 +59,9 @@ def prompt_section(run: Run, *, typed_hint: str, period: int, repeats: int) -> h
     ]
     text = dcc.Textarea(id="prompt-text", value="", placeholder=typed_hint, spellCheck="false", rows=4)
     typed = [
-        field("Text" if "text" in typed_hint else "Token ids", text, name="prompt-text"),
+        field(
+            "Text" if is_text else "Token ids", text, name="prompt-text", hint=f"At most {limit:,} tokens."
+        ),
         html.Button("Read it", id="prompt-read", type="button", className="main", n_clicks=0),
     ]
     sample = [field("Sample", number("prompt-sample", 0, 0), name="prompt-sample")]

@@ -7,6 +7,7 @@ from dash import dcc, html
 from interp.dashboard.controls import SIDES, display_section, prompt_section, radio, side_section
 from interp.dashboard.desk import Desk
 from interp.dashboard.opening import default_prompt
+from interp.dashboard.prompt import most_tokens
 
 TABS = {
     "attention": "Attention",
@@ -14,6 +15,8 @@ TABS = {
     "training": "Training",
     "state": "Recurrent state",
 }
+# Views whose parts are headed by what is chosen.
+HEADED = ("map", "text", "cuts", "training", "state")
 MATRICES = {"prefix_matching": "Prefix matching", "previous_token": "Previous token"}
 # A figure that takes no room.
 BLANK = {
@@ -85,7 +88,8 @@ def _tabs() -> html.Div:
 
 def _stores() -> list[Any]:
     stores = [dcc.Store(id="tab", data="attention"), dcc.Store(id="room")]
-    names = ("mode", "prompt", "selected", "strips", "drawn", *(f"{side}-selection" for side in SIDES))
+    names = ["mode", "prompt", "selected", "strips", "drawn"]
+    names += [f"{side}-selection" for side in SIDES] + [f"{view}-request" for view in TABS]
     return [*stores, *(dcc.Store(id=name) for name in names)]
 
 
@@ -105,7 +109,13 @@ def _sidebar(desk: Desk) -> html.Aside:
     side_b = side_section("b", desk.runs, second, desk.opening(second))
     return html.Aside(
         [
-            prompt_section(run, typed_hint=hint, period=spec.period, repeats=spec.repeats),
+            prompt_section(
+                is_text=subject.tokenizer is not None,
+                typed_hint=hint,
+                limit=most_tokens(subject),
+                period=spec.period,
+                repeats=spec.repeats,
+            ),
             html.Section(
                 [html.H2("Map A"), side_section("a", desk.runs, 0, desk.opening(0))], className="card"
             ),

@@ -13,7 +13,7 @@ from interp.dashboard.desk import Desk
 from interp.dashboard.layout import BLANK
 from interp.dashboard.messages import attempt
 from interp.dashboard.prompt import PromptSpec
-from interp.dashboard.request import CHOSEN, Request
+from interp.dashboard.request import Request, asked
 from interp.dashboard.selection import Selection
 from interp.dashboard.sheet import Sheet
 
@@ -34,23 +34,13 @@ def _maps(app: Dash, desk: Desk) -> None:
         *[Output(f"{side}-map-caption", "children") for side in SIDES],
         *[Output(f"{side}-map-caption", "className") for side in SIDES],
         *[Output(f"{side}-values-field", "hidden") for side in SIDES],
-        Input("tab", "data"),
-        *CHOSEN,
+        asked("attention"),
         Input("targets", "value"),
         Input("contrast", "value"),
         Input("room", "data"),
     )
-    def draw(
-        tab: str,
-        a: Any,
-        b: Any,
-        spec: Any,
-        mode: str | None,
-        targets: list[str],
-        contrast: str,
-        room: int | None,
-    ) -> list[Any]:
-        request = Request(tab, "attention", a, b, spec, mode)
+    def draw(data: dict | None, targets: list[str], contrast: str, room: int | None) -> list[Any]:
+        request = Request(data)
         found = request.each(
             lambda chosen, spec: (desk.sheet(chosen, spec), _unit(desk.sheet(chosen, spec), chosen))
         )

@@ -1,4 +1,4 @@
-"""One request of the page: the sides that are chosen, and drawing for each of them."""
+"""What one view is asked to draw: the sides that are chosen, the prompt, the colours."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,28 +11,25 @@ from interp.dashboard.messages import attempt
 from interp.dashboard.prompt import PromptSpec
 from interp.dashboard.selection import Selection
 
-# Inputs of every view, in the order in which `Request` takes them.
-CHOSEN = (
-    *(Input(f"{side}-selection", "data") for side in SIDES),
-    Input("prompt", "data"),
-    Input("mode", "data"),
-)
+
+def asked(view: str) -> Input:
+    """The input of a view: a store that a script fills while the view is in front."""
+    return Input(f"{view}-request", "data")
 
 
 class Request:
-    """The chosen sides of one request: (side, selection) with the prompt's specification."""
+    """From the page's store. Where nothing is asked yet, nothing is drawn."""
 
-    def __init__(self, tab: str, wanted: str, a: Any, b: Any, spec: Any, mode: str | None):
-        if tab != wanted or a is None or spec is None or mode is None:
+    def __init__(self, data: dict[str, Any] | None):
+        if data is None:
             raise PreventUpdate
-        self.raw = {"a": a, "b": b}
-        self.spec, self.mode = spec, mode
+        self.raw = {side: data.get(side) for side in SIDES}
+        self.spec, self.mode = data.get("prompt"), data.get("mode")
 
     def each(self, draw: Callable[[Selection, PromptSpec], Any]) -> dict[str, tuple[Any, str | None]]:
-        """`draw` for each side that is shown: its result or an error's sentence."""
+        """`draw` for each side that is shown: its result, or an error's sentence."""
         found: dict[str, tuple[Any, str | None]] = {}
-        for side in SIDES:
-            raw = self.raw[side]
+        for side, raw in self.raw.items():
             if raw is not None:
                 found[side] = attempt(lambda raw=raw: draw(Selection.of(raw), PromptSpec.of(self.spec)))
         return found

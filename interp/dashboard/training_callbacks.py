@@ -9,7 +9,7 @@ from interp.dashboard.controls import SIDES
 from interp.dashboard.desk import Desk
 from interp.dashboard.layout import BLANK, MATRICES
 from interp.dashboard.messages import attempt
-from interp.dashboard.request import Request
+from interp.dashboard.request import Request, asked
 from interp.dashboard.scoring import Progress
 from interp.dashboard.selection import Selection
 
@@ -28,15 +28,11 @@ def register(app: Dash, desk: Desk) -> None:
         *[Output(f"{side}-training-caption", "children") for side in SIDES],
         *[Output(f"{side}-progress", name) for side in SIDES for name in ("value", "max", "hidden")],
         Output("poll", "disabled"),
-        Input("tab", "data"),
-        *[Input(f"{side}-selection", "data") for side in SIDES],
-        Input("mode", "data"),
+        asked("training"),
         Input("poll", "n_intervals"),
     )
-    def draw(tab: str, a: Any, b: Any, mode: str | None, ticks: int) -> list[Any]:
-        if tab != "training":
-            return [*[BLANK] * (2 * len(figures)), "", "", *["0", "1", True] * 2, True]
-        request = Request(tab, "training", a, b, {}, mode)
+    def draw(data: dict | None, ticks: int) -> list[Any]:
+        request = Request(data)
         drawn, captions, bars, waiting = [], [], [], False
         for side in SIDES:
             progress, error = _progress(desk, request, side)

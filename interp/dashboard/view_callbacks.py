@@ -1,21 +1,20 @@
 """Drawing: each callback takes what is chosen and returns figures and captions for both sides.
 
-A view that is not in front draws nothing; a side that cannot be drawn says why, and the other side goes on.
+A side that cannot be drawn says why, and the other side goes on.
 """
 
 from dataclasses import asdict
 from typing import Any
 
 from dash import Dash, Input, Output
-from dash.exceptions import PreventUpdate
 
 from interp.dashboard import views
 from interp.dashboard.captions import cut_caption, number, state_caption, weight_caption
 from interp.dashboard.controls import SIDES
 from interp.dashboard.desk import Desk
-from interp.dashboard.layout import BLANK
+from interp.dashboard.layout import BLANK, HEADED
 from interp.dashboard.messages import attempt
-from interp.dashboard.request import CHOSEN, Request
+from interp.dashboard.request import Request, asked
 from interp.dashboard.selection import Selection
 from interp.dashboard.sheet import Sheet
 from interp.dashboard.token_cells import DIRECTIONS, start_position, strongest, token_strip
@@ -24,40 +23,37 @@ from interp.figures.token_text import visible
 
 def register(app: Dash, desk: Desk) -> None:
     """Attach all of them to the app."""
-    for attach in (_texts, _cuts, _states):
+    for attach in (_headings, _texts, _cuts, _states):
         attach(app, desk)
-    for side in SIDES:
-        _headings(app, desk, side)
 
 
-def _headings(app: Dash, desk: Desk, side: str) -> None:
+def _headings(app: Dash, desk: Desk) -> None:
     @app.callback(
-        *[
-            Output({"view": view, "side": side}, "children")
-            for view in ("map", "text", "cuts", "training", "state")
-        ],
-        Input(f"{side}-selection", "data"),
+        *[Output({"view": view, "side": side}, "children") for side in SIDES for view in HEADED],
+        *[Input(f"{side}-selection", "data") for side in SIDES],
     )
-    def heading(chosen: dict | None) -> list[str]:
-        if chosen is None:
-            raise PreventUpdate
-        said, error = attempt(lambda: desk.heading(Selection.of(chosen)))
-        return [f"{side.upper()}  {said or error}"] * 5
+    def headings(*chosen: dict | None) -> list[str]:
+        lines = []
+        for side, raw in zip(SIDES, chosen, strict=True):
+            said = "" if raw is None else "".join(filter(None, attempt(lambda raw=raw: _heading(desk, raw))))
+            lines += [f"{side.upper()}  {said}"] * len(HEADED)
+        return lines
+
+
+def _heading(desk: Desk, raw: dict) -> str:
+    return desk.heading(Selection.of(raw))
 
 
 def _texts(app: Dash, desk: Desk) -> None:
     @app.callback(
         Output("strips", "data"),
         *[Output(f"{side}-text-summary", "children") for side in SIDES],
-        Input("tab", "data"),
-        *CHOSEN,
+        asked("attention"),
         Input("targets", "value"),
         Input("selected", "data"),
     )
-    def draw(
-        tab: str, a: Any, b: Any, spec: Any, mode: str | None, targets: list[str], selected: int | None
-    ) -> list[Any]:
-        request = Request(tab, "attention", a, b, spec, mode)
+    def draw(data: dict | None, targets: list[str], selected: int | None) -> list[Any]:
+        request = Request(data)
         marked = bool(targets)
         found = request.each(
             lambda chosen, spec: _strips(
@@ -99,12 +95,11 @@ def _cuts(app: Dash, desk: Desk) -> None:
         *[Output(f"{side}-cuts", "figure") for side in SIDES],
         *[Output(f"{side}-cuts-caption", "children") for side in SIDES],
         *[Output(f"{side}-cuts-caption", "className") for side in SIDES],
-        Input("tab", "data"),
-        *CHOSEN,
+        asked("cuts"),
         Input("measured-on", "value"),
     )
-    def draw(tab: str, a: Any, b: Any, spec: Any, mode: str | None, measured_on: str) -> list[Any]:
-        request = Request(tab, "cuts", a, b, spec, mode)
+    def draw(data: dict | None, measured_on: str) -> list[Any]:
+        request = Request(data)
         weights = request.each(
             lambda chosen, spec: views.weight_by_offset(
                 desk.sheet(chosen, spec), chosen.head, mode=request.mode
@@ -133,11 +128,10 @@ def _states(app: Dash, desk: Desk) -> None:
         *[Output(f"{side}-state", "figure") for side in SIDES],
         *[Output(f"{side}-state-caption", "children") for side in SIDES],
         *[Output(f"{side}-state-caption", "className") for side in SIDES],
-        Input("tab", "data"),
-        *CHOSEN,
+        asked("state"),
     )
-    def draw(tab: str, a: Any, b: Any, spec: Any, mode: str | None) -> list[Any]:
-        request = Request(tab, "state", a, b, spec, mode)
+    def draw(data: dict | None) -> list[Any]:
+        request = Request(data)
         found = request.each(
             lambda chosen, spec: (desk.states(chosen, spec), desk.prompt(chosen, spec).tokens, chosen.head)
         )

@@ -5,6 +5,7 @@
 
   const noUpdate = () => window.dash_clientside.no_update;
   const system = window.matchMedia("(prefers-color-scheme: dark)");
+  const names = ["attention", "cuts", "training", "state"];
   let choice = "system";
 
   function modeOf(chosen) {
@@ -115,8 +116,10 @@
       select_a: (compare, ...parts) => selection(...parts),
       select_b: (compare, ...parts) => (compare.length ? selection(...parts) : null),
       comparing: (compare) => (compare.length ? "page comparing" : "page"),
+      // Only the view in front asks the server for anything.
+      requests: (tab, a, b, prompt, mode) =>
+        names.map((name) => (name === tab && a && prompt && mode ? { a, b, prompt, mode } : noUpdate())),
       panels: (tab) => {
-        const names = ["attention", "cuts", "training", "state"];
         setTimeout(tellRoom, 0);
         return [...names.map((name) => name !== tab), ...names.map((name) => String(name === tab))];
       },
