@@ -1,7 +1,8 @@
 """Scoring checkpoints in order: shared over processes, equal weights once, finished ones not again."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from interp.finished import Facts, Finished, FinishedFolder
@@ -51,10 +52,10 @@ class CheckpointRun:
         ranks = current_ranks()
         mine = ranks.share(chosen)
         found = []
-        for n, checkpoint in enumerate(mine):
+        for n, (checkpoint, digest) in enumerate(zip(mine, _digests(mine), strict=True)):
             self._tell(ranks, n, len(mine), checkpoint.step)
             try:
-                found.append(self._score(checkpoint, last=checkpoint is chosen[-1]))
+                found.append(self._score(checkpoint, digest(), last=checkpoint is chosen[-1]))
             except (CheckpointError, ConfigError) as error:
                 if not self.lenient:
                     raise
@@ -70,8 +71,7 @@ class CheckpointRun:
         if self.progress and ranks.is_main:
             self.progress(done, total, step)
 
-    def _score(self, checkpoint: Checkpoint, *, last: bool) -> Finished:
-        digest = checkpoint.sha256()
+    def _score(self, checkpoint: Checkpoint, digest: str | None, *, last: bool) -> Finished:
         kept = self.finished.get(checkpoint.step, digest) if self.finished else None
         # The last one is read whole: the maps are made from it.
         if kept is None and not last and digest in self._seen:
@@ -103,6 +103,21 @@ class CheckpointRun:
         )
         maps = self.work.maps(subject, plan, scores) if last else None
         return Finished(scores=dataclasses.replace(scores, weight_sha256=digest), facts=facts, maps=maps)
+
+
+def _digests(checkpoints: Sequence[Checkpoint]) -> Iterator[Callable[[], str | None]]:
+    """For each checkpoint a call that gives its hash; files are hashed while the checkpoint before is scored.
+
+    An `identity` is not computed ahead: it may load the weights, and one model at a time is in memory.
+    """
+    with ThreadPoolExecutor(1) as ahead:
+        waiting: list[Callable[[], str | None]] = []
+        for checkpoint in [*checkpoints, None]:
+            if checkpoint is not None:
+                in_files = checkpoint.identity is None and checkpoint.weight_files
+                waiting.append(ahead.submit(checkpoint.sha256).result if in_files else checkpoint.sha256)
+            if len(waiting) == (2 if checkpoint is not None else 1):
+                yield waiting.pop(0)
 
 
 def _again(finished: Finished, checkpoint: Checkpoint) -> Finished:

@@ -7,6 +7,9 @@ sample's tokens, r = a / (a + S) and the score is 4r - 1, in [-1, 1]: 1 when onl
 raised, -1 when it is not raised.
 """
 
+import functools
+import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -160,25 +163,43 @@ def eigenvalue_copying(
 
     Args:
         gram: W_U W_E, with whatever gains are folded and with row-vector maps: `residual @ gram`. The nonzero
-            eigenvalues are those of the d_head x d_head product `W_O gram W_V`, which is all that is
-            computed, in float64.
+            eigenvalues are those of the d_head x d_head product `W_O gram W_V`, and of the d_model x d_model
+            product `W_V W_O gram`; the smaller is all that is computed, in float64.
 
     Source: Elhage et al. 2021, "copying" eigenvalue summary of OV circuits.
     """
-    product = W_O.double() @ gram.double() @ W_V.double()
-    values = torch.linalg.eigvals(product.cpu())
+    W_V, W_O, gram = W_V.double(), W_O.double(), gram.double()
+    narrow = W_V.shape[-1] <= W_V.shape[-2]
+    product = W_O @ gram @ W_V if narrow else W_V @ W_O @ gram
+    values = _eigenvalues(product.cpu())
     return values.real.sum(-1) / values.abs().sum(-1)
+
+
+def _eigenvalues(matrices: Float[Tensor, "head n n"]) -> Tensor:
+    """Eigenvalues of each matrix; large ones side by side, since LAPACK takes one after the other."""
+    if len(matrices) == 1 or matrices.shape[-1] < 128:
+        return torch.linalg.eigvals(matrices)
+    with ThreadPoolExecutor(min(len(matrices), os.cpu_count() or 1)) as pool:
+        return torch.stack(list(pool.map(torch.linalg.eigvals, matrices)))
 
 
 def eigenvalue_null(
     d_head: int, gram: Float[Tensor, "d_model d_model"], *, n_draws: int = 32, seed: int = 0
 ) -> Float[Tensor, " draw"]:
     """The eigenvalue score of heads with Gaussian random W_V and W_O between the same embeddings."""
+    return eigenvalue_copying(*_random_heads(n_draws, gram.shape[0], d_head, seed, gram.device), gram)
+
+
+@functools.lru_cache(maxsize=2)
+def _random_heads(
+    n_draws: int, d_model: int, d_head: int, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """W_V and W_O of the null: the same for every layer and checkpoint."""
     draw = torch.Generator().manual_seed(seed)
-    shape = (n_draws, gram.shape[0], d_head)
-    W_V = torch.randn(shape, generator=draw, dtype=torch.float64)
-    W_O = torch.randn(shape, generator=draw, dtype=torch.float64).transpose(1, 2)
-    return eigenvalue_copying(W_V, W_O, gram.cpu())
+    W_V, W_O = (
+        torch.randn(n_draws, d_model, d_head, generator=draw, dtype=torch.float64) for _ in range(2)
+    )
+    return W_V.to(device), W_O.transpose(1, 2).to(device)
 
 
 def _sample_index(probe: RepeatedTokens, src: Int[Tensor, "batch edge"]) -> Int[Tensor, "batch edge"]:
