@@ -8,8 +8,13 @@ PROG = "attention-dashboard"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted; returns 0 then, 1 after a named error in one line (argparse exits 2)."""
-    options = _parser().parse_args(argv)
+    """Serve until interrupted, or write one page; returns 0 then, 1 after a named error in one line.
+
+    Wrong usage is argparse's: status 2.
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    _check_export(parser, options)
     # Imported late: `--help` and wrong usage answer at once.
     try:
         from interp.dashboard.messages import attempt
@@ -17,15 +22,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         return _error(f"{error.name} is not installed; pip install 'beyond-softmax[full]'")
 
+    act = _serve if options.export is None else _export
     _, said = attempt(lambda: check_host(options.host, allow_remote=options.allow_remote))
     if said is None:
         try:
-            _, said = attempt(lambda: _serve(options))
+            _, said = attempt(lambda: act(options))
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             said = f"{where}{error.strerror or error}"
         except KeyboardInterrupt:
             print(file=sys.stderr)
+            said = None if options.export is None else "interrupted; no page was written"
     return 0 if said is None else _error(said)
 
 
@@ -59,7 +66,42 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--browser", action=argparse.BooleanOptionalAction, default=False, help="open the page in a browser"
     )
+    exported = parser.add_argument_group("one page instead of a server")
+    exported.add_argument("--export", metavar="FILE", help="write one self-contained HTML page, then end")
+    exported.add_argument(
+        "--prompt", action="append", metavar="TEXT", help="a prompt of the page (may be given several times)"
+    )
+    exported.add_argument(
+        "--heads",
+        metavar="L0H1,...",
+        help="its heads; L0 is all heads of that layer (default: all of a small model, 12 of a large one)",
+    )
+    exported.add_argument(
+        "--steps",
+        metavar="STEPS",
+        help="its checkpoints: all, last, numbers, ranges low:high (default: up to 9)",
+    )
     return parser
+
+
+def _check_export(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Wrong usage: what belongs to an exported page alone, or does not belong to one."""
+    if options.export is not None and options.second is not None:
+        parser.error("--export takes one PATH")
+    for name in ("prompt", "heads", "steps"):
+        if options.export is None and getattr(options, name) is not None:
+            parser.error(f"--{name} belongs to --export")
+
+
+def _export(options: argparse.Namespace) -> None:
+    from interp.dashboard.export import export_page, said_on_stderr
+
+    chosen = {"prompts": options.prompt or (), "heads": options.heads, "steps": options.steps}
+    try:
+        size = export_page(options.path, options.export, progress=said_on_stderr, **chosen)
+    finally:
+        said_on_stderr("")
+    print(f"{PROG}: {options.export}  ({size / 1e6:.1f} MB, opens from the file)")
 
 
 def _port(text: str) -> int:
