@@ -85,7 +85,8 @@ def _strips(
 
 
 def _summary(found: tuple[Any, str | None] | None) -> str:
-    return "" if found is None else (found[1] or found[0][1])
+    # An error stands under the map.
+    return "" if found is None or found[0] is None else found[0][1]
 
 
 def _cuts(app: Dash, desk: Desk) -> None:

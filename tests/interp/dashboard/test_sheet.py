@@ -1,10 +1,12 @@
 """Sheets, cuts and states against models whose circuit is known, and readings computed on their own."""
 
+import hf_models
 import numpy as np
 import pytest
 import torch
 from language_models import build
 
+from interp.bridge_subject import open_bridge
 from interp.dashboard.causal import cut_profile
 from interp.dashboard.desk import Desk
 from interp.dashboard.prompt import Prompt, PromptSpec, make_prompt
@@ -102,6 +104,19 @@ def test_vectors_have_no_sign():
         values="signed",
     )
     assert sheet.values == "scored" and not sheet.signed_possible and sheet.weights.min() >= 0
+
+
+def test_models_read_through_the_bridge_have_maps_and_say_what_they_lack(tmp_path):
+    hf_models.gpt2().save_pretrained(tmp_path)
+    bridge, run = open_bridge(tmp_path), Run(str(tmp_path))
+    options = {"layer": 1, "reading": "pattern", "units": "head"}
+    ours = read_sheet(run.load(0).subject, prompt(), **options)
+    theirs = read_sheet(bridge, prompt(), **options)
+    np.testing.assert_allclose(theirs.weights, ours.weights, atol=1e-5)
+    with pytest.raises(DetectionError, match="Cuts need a model in our own mixers"):
+        cut_profile(run, bridge, prompt(), unit=0, **options)
+    with pytest.raises(DetectionError, match="States need a model in our own mixers"):
+        state_norms(bridge, prompt(), layer=0, units="head")
 
 
 def test_what_is_not_there_is_refused():
