@@ -231,9 +231,8 @@ def _fake_backward(
     w: Tensor | None, d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor,
     last_z: Tensor, den: Tensor, parts: Tensor, sums: Tensor, scale: float, normalise: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    none = last.new_empty(0)
-    optional = (none if x is None else x.new_empty(x.shape) for x in (g, w, d))
-    dz0 = last.new_empty(last.shape[:3]) if normalise else none
+    optional = (last.new_empty(0) if x is None else x.new_empty(x.shape) for x in (g, w, d))
+    dz0 = last.new_empty(last.shape[:3]) if normalise else last.new_empty(0)
     always = (x.new_empty(x.shape) for x in (q, k, v))
     return *always, *optional, last.new_empty(last.shape), dz0
 

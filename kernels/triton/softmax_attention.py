@@ -77,7 +77,7 @@ def _forward(
         _attention_fwd_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, sink, o, lse,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], n_head, n_dest, n_src, window, scale * LOG2E,
         BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, HAS_SINK=sink is not None,
-        num_warps=c.warps, num_stages=c.stages, **shapes,
+        num_warps=c.warps, num_stages=c.stages, maxnreg=c.registers, **shapes,
     )  # fmt: skip
     return o, lse
 
@@ -108,10 +108,8 @@ def _backward(
     c = config("attention_bwd_key", width, q.dtype, q.device)
     launch(
         _attention_bwd_key_kernel, (-(-n_src // c.block_n) * n_kv * batch,), q, k, v, do, lse, delta, dk, dv,
-        *strides,
-        *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, num_warps=c.warps,
-        num_stages=c.stages,
-        **shapes,
+        *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, num_warps=c.warps,
+        num_stages=c.stages, maxnreg=c.registers, **shapes,
     )  # fmt: skip
     if sink is None:
         return dq, dk, dv, q.new_empty(0)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
@@ -9,6 +10,7 @@ from kernels_compile_only import SHARED_LIMIT, Usage, compile_only
 
 from kernels.triton import (
     causal_conv,
+    config_table,
     decode,
     decode_attention,
     edges,
@@ -18,49 +20,102 @@ from kernels.triton import (
     softmax_attention,
 )
 
-# Kernels that may spill, with the bytes of stack allowed: pattern, decays, state and outputs of a chunk are
-# live at once.
-# The scan holds five states for each of its channels at once.
-SPILLS = {"_linear_output_kernel": 160, "_scan_bwd_kernel": 16}
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+# Every width and dtype for the GPU of the benchmarks; the ends of the table for the other two.
+WIDTHS = [(90, BF16, w) for w in (16, 32, 64, 128, 256)] + [(90, F32, w) for w in (16, 32, 64, 128, 256)]
+WIDTHS += [(90, F16, w) for w in (64, 256)]
+WIDTHS += [(c, t, w) for c in (80, 100) for t in (BF16, F32) for w in (64, 256)]
+STATES = [(90, t, n) for t in (BF16, F32) for n in (4, 16, 32, 64, 128, 256)] + [(90, F16, 16)]
+STATES += [(c, t, n) for c in (80, 100) for t in (BF16, F32) for n in (16, 256)]
 
 
-def start_all(monkeypatch) -> None:
-    """Call every launcher at the width of the benchmark's shapes; nothing runs."""
+@pytest.fixture(autouse=True)
+def many_processors(monkeypatch):
+    """Sequences are cut into segments, as on a GPU."""
     for module in (linear_attention_launch, selective_scan, decode_attention):
         monkeypatch.setattr(module, "processors", lambda device: 132)
-    q = torch.empty(1, 4096, 2, 64, dtype=torch.bfloat16)
+
+
+def attention(q: Tensor) -> None:
+    """Softmax attention and its matching sums, its step."""
     o, lse = softmax_attention._forward(q, q, q, None, 0.1, 0)
     softmax_attention._backward(q, None, q, q, q, o, lse, None, 0.1, 0)
-    g = torch.empty(1, 4096, 2)
-    found = gated_linear_attention._forward(q, q, q, g, g, None, None, None, 1.0, False, 0.0)
-    gated_linear_attention._backward(q, None, None, q, q, q, g, g, None, None, None, *found, 1.0, False)
-    u, b, a = q[:, :, 0], torch.empty(1, 4096, 16, dtype=torch.bfloat16), torch.empty(64, 16)
-    _, _, kept, total = selective_scan._forward(u, u, a, b, b, None, u, None, True)
-    selective_scan._backward(u, None, u, u, a, b, b, None, u, kept, total)
-    weight, bias = torch.empty(64, 4), torch.empty(64)
-    causal_conv._forward(u, weight, bias, None, True)
-    causal_conv._backward(u, None, u, weight, bias, None, True)
-    tokens = torch.zeros(1, 4096, dtype=torch.int32)
+    tokens = torch.zeros(q.shape[:2], dtype=torch.int32)
     edges._softmax_matches(q, q, None, tokens, tokens, 0.1, 0)
-    decode._linear_step(q[0, :8], q[0, :8], q[0, :8], None, None, torch.empty(8, 2, 64, 64), None, 1.0, False,
-        0.0)
-    decode._scan_step(u[0], u[0], a, b[0], b[0], None, None, torch.empty(4096, 64, 16))
+    decode_attention._softmax_step(q[:, 0], q, q, None, 0.1, 0)
+
+
+def linear(q: Tensor) -> None:
+    """Linear attention with shared keys, decays, weights and skip, and normalised; its step."""
+    g, skip = torch.empty(q.shape[:3]), torch.empty(q.shape[2])
+    b = q[:, :, :1]
+    for kind in ((b, g, g, skip, False), (q, None, None, None, True)):
+        k, *given, normalise = kind
+        found = gated_linear_attention._forward(k, k, q, *given, None, None, 1.0, normalise, 0.0)
+        gated_linear_attention._backward(q, None, None, k, k, q, *given, None, None, *found, 1.0, normalise)
+    s = torch.empty(8, 2, q.shape[3], q.shape[3])
+    decode._linear_step(q[0, :8], q[0, :8], q[0, :8], None, None, s, None, 1.0, False, 0.0)
+
+
+def scan(u: Tensor, d_state: int) -> None:
+    """The selective scan with its gate and skip, its step."""
+    b, a = torch.empty(*u.shape[:2], d_state, dtype=u.dtype), torch.empty(u.shape[2], d_state)
+    skip = torch.empty(u.shape[2])
+    _, _, kept, total = selective_scan._forward(u, u, a, b, b, skip, u, None, True)
+    selective_scan._backward(u, None, u, u, a, b, b, skip, u, kept, total)
+    decode._scan_step(u[0], u[0], a, b[0], b[0], None, None, torch.empty(*u.shape[1:], d_state))
+
+
+def over_limits(found: list[Usage], capability: int, allowed: dict[str, int]) -> list[Usage]:
+    """Kernels beyond the shared memory of a GPU or the stack that is allowed."""
+    limit = SHARED_LIMIT[capability]
+    return [u for u in found if u.shared > limit or u.stack > allowed.get(u.kernel, 0)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("capability", [80, 90, 100])
-def test_kernels_compile_without_spills(capability, monkeypatch):
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("capability", "dtype", "width"), WIDTHS)
+def test_attention_compiles_without_spills(capability, dtype, width):
     with compile_only(capability) as found:
-        start_all(monkeypatch)
-    assert len({u.kernel for u in found}) >= 14
-    over = [u for u in found if u.stack > SPILLS.get(u.kernel, 0) or u.shared > SHARED_LIMIT[capability]]
-    assert over == [], over
+        attention(torch.empty(1, 4096, 2, width, dtype=dtype))
+    assert len({u.kernel for u in found}) == 6
+    assert over_limits(found, capability, SPILLS) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("capability", "dtype", "width"), WIDTHS)
+def test_linear_attention_compiles_without_spills(capability, dtype, width):
+    with compile_only(capability) as found:
+        linear(torch.empty(1, 4096, 2, width, dtype=dtype))
+    assert len({u.kernel for u in found}) >= 7
+    assert over_limits(found, capability, SPILLS) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("capability", "dtype", "d_state"), STATES)
+def test_the_scan_compiles_without_spills(capability, dtype, d_state):
+    with compile_only(capability) as found:
+        scan(torch.empty(1, 4096, 64, dtype=dtype), d_state)
+    assert len({u.kernel for u in found}) == 8
+    assert over_limits(found, capability, SPILLS | {"_scan_bwd_kernel": SCAN_SPILLS.get(d_state, 0)}) == []
+
+
+@pytest.mark.parametrize("capability", [80, 90, 100])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_the_convolution_compiles_without_spills(capability, dtype):
+    x, weight = torch.empty(1, 4096, 512, dtype=dtype), torch.empty(512, 4)
+    with compile_only(capability) as found:
+        causal_conv._forward(x, weight, weight[:, 0].contiguous(), None, True)
+        causal_conv._backward(x, None, x, weight, weight[:, 0].contiguous(), None, True)
+        decode._conv_step(x[:, 0], weight, None, x[:, :3], True)
+    assert len({u.kernel for u in found}) == 4
+    assert over_limits(found, capability, {}) == []
 
 
 def test_the_gate_sees_a_spill():
     """Negative control: a tile far too large for its warps has a stack."""
-    from kernels.triton import config_table
-
     config_table.overrides["attention_fwd", 64, 2] = config_table.Config(block_m=128, block_n=64, warps=1,
         stages=1)
     try:

@@ -72,6 +72,12 @@ def test_every_part_has_an_entry_for_every_width_and_dtype():
                     assert found.block_m >= 16 and found.block_n >= 16, (table, part, width, size)
 
 
+def test_tiles_of_the_widest_head_are_those_that_were_run():
+    """64 rows at d_head 256 made matrix products read shared memory out of bounds on a GPU."""
+    for table in config_table.TABLES:
+        assert config_table._look_up("linear_output", 256, 2, table).block_m == 32
+
+
 def test_without_triton_a_cuda_tensor_runs_in_torch_and_says_so(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     checks._triton_found.cache_clear()
