@@ -84,7 +84,7 @@ def _n_units(desk: Desk) -> list[int]:
 
 
 def _named(desk: Desk, heads: str) -> tuple[dict[int, tuple[int, ...]], tuple[int, int]]:
-    """Units by layer, out of `L0H1,L1`, and the first that is named."""
+    """Units by layer, out of `L0H1,L1`, and the one to open on: the dashboard's, or the first that is named."""
     n_units, found, order = _n_units(desk), {}, []
     for word in heads.split(","):
         match = _UNIT.fullmatch(word.strip())
@@ -98,7 +98,10 @@ def _named(desk: Desk, heads: str) -> tuple[dict[int, tuple[int, ...]], tuple[in
             raise DetectionError(f"head {word.strip()}: layer {layer} has heads 0 to {n_units[layer] - 1}")
         found.setdefault(layer, set()).update(units)
         order.append((layer, units[0]))
-    return {layer: tuple(sorted(found[layer])) for layer in sorted(found)}, order[0]
+    opening = desk.opening(0)
+    first = (opening["layer"], opening["head"])
+    first = first if first[1] in found.get(first[0], ()) else order[0]
+    return {layer: tuple(sorted(found[layer])) for layer in sorted(found)}, first
 
 
 def _strongest(desk: Desk, spec: PromptSpec) -> tuple[dict[int, tuple[int, ...]], tuple[int, int]]:

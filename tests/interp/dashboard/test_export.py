@@ -140,6 +140,12 @@ def test_chosen_prompts_heads_and_steps_alone_are_there(wired_run, tmp_path):
     assert set(script(file.read_text("utf-8"), "figures")["phase"]["places"]) == {"0", "5", "10", "20", "40"}
 
 
+def test_a_page_opens_on_the_strongest_of_its_heads_or_the_first_named(wired_run):
+    desk = Desk([str(wired_run)])
+    assert choose(desk, heads="L0,L1").first == (1, 2)
+    assert choose(desk, heads="L1H3,L0H1").first == (1, 3)
+
+
 def test_of_many_heads_the_strongest_are_taken(wired_run, monkeypatch):
     monkeypatch.setattr("interp.dashboard.export_choice.MOST_UNITS", 4)
     monkeypatch.setattr("interp.dashboard.export_choice.N_STRONGEST", 1)
