@@ -254,21 +254,3 @@ def test_explicit_backend_is_met_or_refused():
     with pytest.raises(ValueError, match="does not take d_head 300"):
         wide = torch.randn(1, 2, 1, 300)
         softmax.softmax_attention(wide, wide, wide, backend="triton")
-
-
-CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
-
-
-def test_registration():
-    q = torch.randn(1, 7, 2, 16, requires_grad=True)
-    g = torch.rand(1, 7, 2).neg().requires_grad_()
-    u = torch.rand(1, 7, 8, requires_grad=True)
-    a, b = torch.randn(8, 4), torch.randn(1, 7, 4)
-    ops = torch.ops.beyond_softmax
-    torch.library.opcheck(ops.softmax_attention.default, (q, q, q, None, 0.3, 0), test_utils=CHECKS)
-    linear_inputs = (q, q, q, g, None, None, None, None, 1.0, False, 0.0)
-    torch.library.opcheck(ops.linear_attention.default, linear_inputs, test_utils=CHECKS)
-    torch.library.opcheck(ops.selective_scan.default, (u, u, a, b, b, None, None, None, True),
-        test_utils=CHECKS)
-    torch.library.opcheck(ops.causal_conv.default, (u, torch.randn(8, 4), None, None, True),
-        test_utils=CHECKS)

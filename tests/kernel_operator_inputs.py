@@ -1,0 +1,50 @@
+"""Arguments of every custom operator, small, for `torch.library.opcheck`."""
+
+from typing import Any
+
+import torch
+
+CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
+
+
+def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]]:
+    """Operator to its arguments; outputs that backward operators take are those of the forward ones."""
+    ops = torch.ops.beyond_softmax
+    torch.manual_seed(0)
+
+    def randn(*shape: int, of: torch.dtype = dtype) -> torch.Tensor:
+        return torch.randn(*shape, device=device, dtype=of)
+
+    q, u = randn(1, 70, 2, 16), torch.rand(1, 70, 8, device=device).to(dtype)
+    g = -torch.rand(1, 70, 2, device=device)
+    a, b, weight = randn(8, 4, of=torch.float32), randn(1, 70, 4), randn(8, 4)
+    labels = torch.randint(0, 5, (1, 70), device=device, dtype=torch.int32)
+    s = randn(1, 2, 16, 16, of=torch.float32)
+    o, lse = ops.softmax_attention(q, q, q, None, 0.3, 0)
+    found = ops.linear_attention(q, q, q, g, None, None, None, None, 1.0, False, 0.0)
+    _, _, kept, total = ops.selective_scan(u, u, a, b, b, None, u, None, True)
+    return {
+        "softmax_attention": (q, q, q, randn(2), 0.3, 9),
+        "softmax_attention_backward": (q, None, q, q, q, o, lse, None, 0.3, 0),
+        "linear_attention": (q, q, q, g, g.abs(), None, s, None, 1.0, False, 0.0),
+        "linear_attention_backward": (
+            q, None, None, q, q, q, g, None, None, None, None, *found, 1.0, False,
+        ),
+        "selective_scan": (u, u, a, b, b, None, u, None, True),
+        "selective_scan_backward": (u, None, u, u, a, b, b, None, u, kept, total),
+        "causal_conv": (u, weight, weight[:, 0].contiguous(), None, True),
+        "causal_conv_backward": (u, None, u, weight, None, None, True),
+        "linear_step": (q[:, 0], q[:, 0], q[:, 0], g[:, 0], None, s, None, 1.0, False, 0.0),
+        "scan_step": (u[:, 0], u[:, 0], a, b[:, 0], b[:, 0], None, None, randn(1, 8, 4, of=torch.float32)),
+        "conv_step": (u[:, 0], weight, None, u[:, :3], True),
+        "softmax_step": (q[:, 0], q, q, None, 0.3, 0),
+        "softmax_matches": (q, q, None, labels, labels, 0.3, 0),
+    }  # fmt: skip
+
+
+def differentiable(arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The same with tensors of numbers that ask for a gradient."""
+    return tuple(
+        x.detach().requires_grad_() if isinstance(x, torch.Tensor) and x.is_floating_point() else x
+        for x in arguments
+    )
