@@ -84,7 +84,7 @@ def _n_units(desk: Desk) -> list[int]:
 
 
 def _named(desk: Desk, heads: str) -> tuple[dict[int, tuple[int, ...]], tuple[int, int]]:
-    """Units by layer, out of `L0H1,L1`, and the one to open on: the dashboard's, or the first that is named."""
+    """Units by layer, out of `L0H1,L1`, and the one to open on: the dashboard's, or the first named."""
     n_units, found, order = _n_units(desk), {}, []
     for word in heads.split(","):
         match = _UNIT.fullmatch(word.strip())
