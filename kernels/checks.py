@@ -26,9 +26,11 @@ TRITON_OPERATORS = frozenset(
         "selective_scan",
         "causal_conv",
         "cross_entropy",
+        "elu_plus_one",
         "gated_silu",
         "rms_norm",
         "rotation",
+        "step_size",
     }
 )
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

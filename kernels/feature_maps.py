@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from kernels.checks import resolve_backend, triton_unfit
+
 
 class _EluPlusOne(torch.autograd.Function):
     """Its derivative is min(y, 1) of its own value y: one tensor is kept, one pass goes back."""
@@ -19,9 +21,18 @@ class _EluPlusOne(torch.autograd.Function):
         return dy * y.clamp(max=1)
 
 
-def elu_plus_one(x: Tensor) -> Tensor:
-    """elu(x) + 1, as exp(x) for x <= 0, so that very negative x keep their digits."""
-    return _EluPlusOne.apply(x)
+def elu_plus_one(x: Tensor, *, backend: str | None = None) -> Tensor:
+    """elu(x) + 1, as exp(x) for x <= 0, so that very negative x keep their digits.
+
+    `backend` is "torch", "triton" (met or refused with KernelError), or None: by the device.
+    """
+    if resolve_backend("elu_plus_one", backend, x, triton_unfit("chunked", {}, x)) == "torch":
+        return _EluPlusOne.apply(x)
+    from kernels.triton import feature_maps as fused
+
+    # Rows as long as memory has them in one piece: all heads of a position.
+    flat = x.flatten(0, 1).flatten(1) if x.ndim > 2 else x.reshape(-1, x.shape[-1])
+    return fused.elu_plus_one(flat).view(x.shape)
 
 
 def identity(x: Tensor) -> Tensor:

@@ -257,11 +257,15 @@ def gated_linear_attention(
     normalise: bool = False,
     eps: float = 0.0,
     state: LinearState | None = None,
+    skip: Float[Tensor, " head"] | None = None,
     form: str = "chunked",
     backend: str | None = None,
 ) -> tuple[Values, LinearState]:
     """Linear attention in a named form ("parallel", "chunked", "recurrent"). Options and result as in
     `pattern`, `parallel`.
+
+    Args:
+        skip: Adds skip v to the output (Mamba-2's D); not with `normalise`.
 
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
@@ -269,6 +273,10 @@ def gated_linear_attention(
     unfit = triton_unfit(form, {"d_k": q.shape[-1], "d_v": v.shape[-1]}, q, k, v)
     if log_decay is not None and log_decay.ndim == 4:
         unfit = "a decay per key channel"
+    if skip is not None:
+        if normalise:
+            raise KernelError(f"{OPERATOR}: skip is given with normalise=True, accepted is one of them")
+        check_axes(OPERATOR, {"skip": (skip, "head")}, head=v.shape[2])
     if resolve_backend(OPERATOR, backend, q, unfit) == "triton":
         from kernels.triton import gated_linear_attention as fused
 
@@ -276,13 +284,13 @@ def gated_linear_attention(
         s, z = (None, None) if state is None else (state.s, state.z)
         o, s, z = fused.gated_linear_attention(
             q, k, v, log_decay=log_decay, k_weight=k_weight, scale=scale, normalise=normalise, eps=eps,
-            s=s, z=z,
+            skip=skip, s=s, z=z,
         )
         return o, LinearState(s=s, z=z)
     function = resolve_form(
         OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
     )
-    return function(
+    output, state = function(
         q,
         k,
         v,
@@ -293,6 +301,7 @@ def gated_linear_attention(
         eps=eps,
         state=state,
     )
+    return (output if skip is None else output + skip[:, None] * v), state
 
 
 def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor | None, rows: slice = slice(None)) -> Tensor:

@@ -65,7 +65,7 @@ class Norm(nn.Module):
             if self.kind == "layer":
                 return F.layer_norm(x, self.w.shape, self.w, self.b, self.eps)
             if x.is_cuda:
-                return rms_norm(x, self.w, eps=self.eps, dtype=_working_dtype(x))
+                return rms_norm(x, self.w, eps=self.eps, dtype=working_dtype(x))
             # On CPU the backward pass of torch's own takes twice as long.
             if x.device.type == "cpu" and torch.is_grad_enabled() and x.dtype.itemsize >= 4:
                 return _RMSNorm.apply(x, self.w, self.eps)
@@ -78,7 +78,7 @@ class Norm(nn.Module):
         return (y if self.b is None else y + self.b).to(self.w.dtype)
 
 
-def _working_dtype(x: Tensor) -> torch.dtype:
+def working_dtype(x: Tensor) -> torch.dtype:
     """What the projections after a norm work in: under autocast its dtype, so that nothing is cast again."""
     autocast = torch.is_autocast_enabled(x.device.type)
     return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype

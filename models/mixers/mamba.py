@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kernels import causal_conv
-from kernels.selective_scan import softplus_dt
+from kernels.step_size import step_size
 from models.config import Mamba1Config, Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
@@ -85,7 +85,7 @@ class Mamba(Mixer):
 
     def _steps(self, raw: Float[Tensor, "*lead step"], bias: Float[Tensor, " step"]) -> Tensor:
         """softplus(raw + bias), in float32 or better: a rounded step size would compound in the decay."""
-        return softplus_dt(raw.to(torch.promote_types(raw.dtype, torch.float32)), bias)
+        return step_size(raw, bias)
 
     def _tap_gain(self, pre: Float[Tensor, "batch seq d_inner"]) -> Float[Tensor, " d_inner"]:
         """Mean factor of the value path from the projection to the scan: sum of taps x mean sigmoid(pre)."""

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from kernels import gated_linear_attention
 from kernels.gated_linear_attention import LinearState
 from kernels.rms_norm import rms_norm
+from models.blocks import working_dtype
 from models.config import Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
@@ -67,7 +68,7 @@ class GatedNorm(nn.Module):
     ) -> Float[Tensor, "*batch channel"]:
         """The norm of y, or of y SiLU(gate)."""
         if self.n_groups == 1 and y.is_cuda:
-            return rms_norm(y, self.weight, eps=self.eps, gate=gate)
+            return rms_norm(y, self.weight, eps=self.eps, gate=gate, dtype=working_dtype(y))
         if gate is not None:
             y = y * F.silu(gate)
         if self.n_groups == 1:
@@ -131,13 +132,15 @@ class Mamba2(Mamba):
         scan = self._scan_inputs(self.hook_conv(xBC), dt, hooked=True)
         start = 0 if state is None else state.length
         before = None if state is None else state.ssm
-        if form is Form.RECURRENT:
-            y, ssm = self._recurrent(scan, before, start)
+        if form is Form.CHUNKED:
+            y, ssm = self._chunked(scan, before, self.D)
         else:
-            y, ssm = self._chunked(scan, before)
-            if form is Form.PARALLEL:
-                y = self._parallel(scan, before)
-        y = self.hook_z(y + self.D[:, None] * scan.x).flatten(2)
+            if form is Form.RECURRENT:
+                y, ssm = self._recurrent(scan, before, start)
+            else:
+                y, ssm = self._parallel(scan, before), self._chunked(scan, before)[1]
+            y = y + self.D[:, None] * scan.x
+        y = self.hook_z(y).flatten(2)
         if y.is_cuda and self.norm is not None and not attached(self.hook_gate):
             # Nothing looks at the gate: it is multiplied inside the norm.
             y = self.norm(y, z)
@@ -157,9 +160,11 @@ class Mamba2(Mamba):
         log_decay = -torch.exp(self.A_log) * dt
         return _Scan(x, dt, self.hook_decay(log_decay) if hooked else log_decay, B, C)
 
-    def _chunked(self, scan: _Scan, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _chunked(
+        self, scan: _Scan, state: Tensor | None, skip: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         y, after = gated_linear_attention.gated_linear_attention(
-            scan.C, scan.B, scan.x, state=_as_linear(state), **scan.options
+            scan.C, scan.B, scan.x, state=_as_linear(state), skip=skip, **scan.options
         )
         return y, after.s.transpose(-1, -2)
 

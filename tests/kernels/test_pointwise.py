@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from kernels import KernelError, rotation
+from kernels.feature_maps import elu_plus_one
 from kernels.gated_silu import gated_silu
 from kernels.rms_norm import rms_norm
+from kernels.step_size import step_size as step_sizes
 
 
 def test_numbers_by_hand():
@@ -44,6 +46,7 @@ def test_kernels_compile_without_spills(capability):
     pytest.importorskip("triton")
     from kernels_compile_only import compile_only
 
+    from kernels.triton import feature_maps, step_size
     from kernels.triton import gated_silu as silu
     from kernels.triton import rms_norm as norm
     from kernels.triton import rotation as turn
@@ -58,7 +61,11 @@ def test_kernels_compile_without_spills(capability):
         silu._backward(silu._forward(x, x), x, x)
         for adjacent in (False, True):
             turn._forward(x, x[0, :, 0, :24], x[0, :, 0, :24], adjacent, 1.0)
-    assert len({u.kernel for u in found}) == 5
+        x = torch.empty(256, 512, dtype=torch.bfloat16)
+        feature_maps._backward(x, feature_maps._forward(x))
+        bias = torch.empty(512)
+        step_size._backward(step_size._forward(x, bias), x, bias)
+    assert len({u.kernel for u in found}) == 9
     assert [u for u in found if u.stack] == []
 
 
@@ -75,6 +82,8 @@ def test_on_a_gpu(dtype, bound):
         "norm": lambda x, gate, w: rms_norm(x, w, eps=1e-5),
         "gated norm": lambda x, gate, w: rms_norm(x, w, eps=1e-5, gate=gate),
         "gated silu": lambda x, gate, w: gated_silu(gate, x),
+        "step size": lambda x, gate, w: step_sizes(x, w),
+        "elu + 1": lambda x, gate, w: elu_plus_one(x),
         "rotation": lambda x, gate, w: rotation.rotate(x, *(t.to(x.dtype) for t in table), "half"),
     }
     for name, call in calls.items():

@@ -13,8 +13,10 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1 at start", allow_module_level=True)
 
 from kernels import KernelError, rotation
+from kernels.feature_maps import elu_plus_one
 from kernels.gated_silu import gated_silu
 from kernels.rms_norm import rms_norm
+from kernels.step_size import step_size
 
 
 def compare(call, **inputs: torch.Tensor | None) -> None:
@@ -83,6 +85,35 @@ def test_rotation(layout, width, n_pairs):
         return rotation.rotate(x, *tables, layout, backend=backend)
 
     compare(turn, x=x)
+
+
+@pytest.mark.parametrize("width", [3, 40, 300])
+def test_step_size(width, monkeypatch):
+    from kernels.triton import step_size as fused
+
+    monkeypatch.setattr(fused, "PROGRAMS", 2)
+    torch.manual_seed(0)
+    raw = 4 * torch.randn(2, 9, 2 * width)[..., width:]
+    bias = torch.randn(width)
+    compare(lambda backend, raw, bias: step_size(raw, bias, backend=backend), raw=raw, bias=bias)
+
+
+def test_small_steps_keep_their_digits():
+    raw = torch.linspace(-30, 30, 301)[None].requires_grad_()
+    wide = raw.detach().double().requires_grad_()
+    dt, expected = step_size(raw, torch.zeros(301), backend="triton"), F.softplus(wide, threshold=100)
+    torch.testing.assert_close(dt.double(), expected, atol=0, rtol=1e-6)
+    dt.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close(raw.grad.double(), wide.grad, atol=0, rtol=1e-6)
+
+
+def test_elu_plus_one():
+    torch.manual_seed(0)
+    x = 3 * torch.randn(2, 9, 3, 4, 5)[:, :, 1]
+    compare(lambda backend, x: elu_plus_one(x, backend=backend), x=x)
+    tiny = elu_plus_one(torch.full((1, 1), -40.0), backend="triton")
+    torch.testing.assert_close(tiny.double(), torch.full((1, 1), -40.0).double().exp(), atol=0, rtol=1e-5)
 
 
 def test_refusals():
