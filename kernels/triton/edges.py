@@ -1,12 +1,10 @@
 """Attention summed over matching sources, without the pattern: what prefix matching needs, for every mixer.
 
 A destination i and a source j <= i match where label_dest[i] == label_src[j] (for prefix matching: the token
-at i, and the
-token before j). Softmax: one pass over the tiles without values keeps two sums. Linear attention and the
-selective scan:
-the positions are put in order of label, then time, and the operator itself runs over them with a value of 1
-and a reset
-where the label changes, so the cost is linear in the length.
+at i, and the token before j). Softmax: one pass over the tiles without values keeps two sums. Linear
+attention: see `linear_matches`. Selective scan: the positions are put in order of label, then time, and the
+operator itself runs over them with a value of 1 and a reset where the label changes, so the cost is linear in
+the length.
 """
 
 import math
@@ -18,10 +16,12 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.config_table import config
-from kernels.triton.gated_linear_attention import gated_linear_attention
 from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, rows
+from kernels.triton.linear_matches import events, linear_matches
 from kernels.triton.ops import register
 from kernels.triton.selective_scan import selective_scan
+
+__all__ = ["linear_matches", "scan_matches", "softmax_matches"]
 
 # Bytes that one group of heads or channels may take at a time.
 BUDGET = 48_000_000
@@ -167,66 +167,11 @@ def _fake_matches(
 
 
 def _events(label_dest: Tensor, label_src: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Sources and destinations of one sequence in order of label, time, and source before destination.
-
-    Returns:
-        position [2 seq], is destination [2 seq], starts a label [2 seq], event of each destination [seq].
-    """
-    seq = label_dest.shape[0]
-    labels = torch.stack([label_src, label_dest], dim=1).flatten().long()
-    order = torch.sort(labels, stable=True).indices
-    labels = labels[order]
-    starts = torch.ones(2 * seq, dtype=torch.bool, device=labels.device)
-    starts[1:] = labels[1:] != labels[:-1]
-    event = torch.empty_like(order).scatter_(0, order, torch.arange(2 * seq, device=order.device))
-    return order // 2, order % 2 == 1, starts, event[1::2]
-
-
-def linear_matches(
-    q: Tensor,
-    k: Tensor,
-    label_dest: Tensor,
-    label_src: Tensor,
-    *,
-    log_decay: Tensor | None = None,
-    k_weight: Tensor | None = None,
-    scale: float = 1.0,
-) -> Tensor:
-    """Signed sum of the unnormalised A_ij over the matching j, [batch head seq] float32, in time linear in
-    the length.
-
-    Args:
-        q, k: [batch seq group d_k]; log_decay: None, [head] or [batch seq head]; k_weight: None or [batch seq
-        head].
-        label_dest, label_src: [batch seq] integers >= 0; a negative source label never matches.
-    """
-    batch, seq = q.shape[:2]
-    sized = [x.shape[-1] for x in (log_decay, k_weight) if x is not None]
-    heads = max([q.shape[2], k.shape[2], *sized])
-    elapsed = None
-    if log_decay is not None:
-        elapsed = log_decay.detach().double().expand(batch, seq, heads).cumsum(1)
-    found = torch.empty(batch, heads, seq, dtype=torch.float32, device=q.device)
-    per_head = 2 * seq * q.shape[3] * q.element_size() * 2
-    at_once = max(1, min(heads, BUDGET // per_head))
-    for b in range(batch):
-        position, is_dest, starts, event = _events(label_dest[b], label_src[b])
-        for head in range(0, heads, at_once):
-            chosen = torch.arange(head, min(head + at_once, heads), device=q.device)
-            groups = [chosen // (heads // x.shape[2]) for x in (q, k)]
-            reads = q.detach()[b][position][:, groups[0]] * is_dest[:, None, None]
-            writes = k.detach()[b][position][:, groups[1]] * ~is_dest[:, None, None]
-            gap = torch.zeros(2 * seq, len(chosen), dtype=torch.float64, device=q.device)
-            if elapsed is not None:
-                at = elapsed[b][position][:, chosen]
-                gap[1:] = at[1:] - at[:-1]
-            decay = gap.masked_fill(starts[:, None], -1e5).float()[None]
-            ones = torch.ones(1, 2 * seq, len(chosen), 1, dtype=writes.dtype, device=q.device)
-            weight = None if k_weight is None else k_weight.detach()[b][position][:, chosen][None]
-            o = gated_linear_attention(reads[None], writes[None], ones, log_decay=decay, k_weight=weight,
-                scale=scale)[0]
-            found[b, head : head + at_once] = o[0, event, :, 0].T
-    return found
+    """As `events`, and the event of each destination [seq]."""
+    position, is_dest, starts = events(label_dest, label_src)
+    order = 2 * position + is_dest
+    event = torch.empty_like(order).scatter_(0, order, torch.arange(len(order), device=order.device))
+    return position, is_dest, starts, event[1::2]
 
 
 def scan_matches(
