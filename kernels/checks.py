@@ -115,13 +115,20 @@ def resolve_backend(operator: str, backend: str | None, tensor: Tensor, unfit: s
     return backend
 
 
-@functools.cache
+# Looked up here because torch.compile cannot trace the look-up.
+_TRITON_FOUND = importlib.util.find_spec("triton") is not None
+
+
 def _triton_found() -> bool:
     """Whether Triton can be imported; says so once if it cannot."""
-    found = importlib.util.find_spec("triton") is not None
-    if not found:
-        warnings.warn("triton is not installed: CUDA tensors run in the slower torch forms", stacklevel=3)
-    return found
+    if not _TRITON_FOUND:
+        _say_missing()
+    return _TRITON_FOUND
+
+
+@functools.cache
+def _say_missing() -> None:
+    warnings.warn("triton is not installed: CUDA tensors run in the slower torch forms", stacklevel=4)
 
 
 def triton_unfit(

@@ -80,7 +80,9 @@ def check_dtype(operator: str, tensor: Tensor) -> None:
         raise KernelError(
             f"{operator}: dtype {tensor.dtype} has no Triton kernel, accepted are {names} or backend 'torch'"
         )
-    if tensor.dtype == torch.bfloat16 and tensor.is_cuda and not _has_bfloat16(tensor.device):
+    # torch.compile cannot trace what asks the driver.
+    asked = tensor.dtype == torch.bfloat16 and tensor.is_cuda and not torch.compiler.is_compiling()
+    if asked and not _has_bfloat16(tensor.device):
         name = torch.cuda.get_device_name(tensor.device)
         raise KernelError(f"{operator}: {name} has no bfloat16, accepted are float32, float16")
 

@@ -1,6 +1,5 @@
 """What a CUDA tensor meets before a kernel starts: no GPU is needed to refuse it."""
 
-import importlib.util
 import warnings
 
 import pytest
@@ -79,15 +78,12 @@ def test_tiles_of_the_widest_head_are_those_that_were_run():
 
 
 def test_without_triton_a_cuda_tensor_runs_in_torch_and_says_so(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    checks._triton_found.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match="triton is not installed: CUDA tensors run in the slower torch"):
-            assert checks.resolve_backend("selective_scan", None, on_cuda(2, 3)) == "torch"
-        with pytest.raises(KernelError, match="needs the package triton, which is not installed"):
-            checks.resolve_backend("selective_scan", "triton", on_cuda(2, 3))
-    finally:
-        checks._triton_found.cache_clear()
+    monkeypatch.setattr(checks, "_TRITON_FOUND", False)
+    checks._say_missing.cache_clear()
+    with pytest.warns(UserWarning, match="triton is not installed: CUDA tensors run in the slower torch"):
+        assert checks.resolve_backend("selective_scan", None, on_cuda(2, 3)) == "torch"
+    with pytest.raises(KernelError, match="needs the package triton, which is not installed"):
+        checks.resolve_backend("selective_scan", "triton", on_cuda(2, 3))
 
 
 @pytest.mark.parametrize(
