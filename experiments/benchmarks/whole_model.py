@@ -179,6 +179,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--who", nargs="+", default=["ours", "peer"], choices=("ours", "peer"))
+    parser.add_argument("--peers", nargs="*", default=list(KINDS), choices=KINDS, help="kinds with a peer")
     parser.add_argument("--losses", type=int, default=0, metavar="N", help="losses at steps 1 and N too")
     parser.add_argument("--out", type=Path, help="append the lines to this file too")
     parser.add_argument("--warm", action="store_true", help="compile only")
@@ -190,6 +191,8 @@ def main(argv: list[str] | None = None) -> int:
                 print(profile(kind, SHAPES[shape]), flush=True)
                 continue
             for who in options.who:
+                if who == "peer" and kind not in options.peers:
+                    continue
                 make = ours if who == "ours" else peer
                 if options.warm:
                     _warm(make, kind, SHAPES[shape])
