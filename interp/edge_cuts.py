@@ -3,7 +3,7 @@
 Works without transformer_lens: hooks are torch's own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
 
@@ -61,16 +61,28 @@ class EdgeCut:
     def __init__(self, reading: Reading, z: Tensor, rows: list[int | None]):
         self.reading, self.z, self.rows = reading, z, rows
 
-    def variants(self, edges: Edges, *, renormalise: bool = False) -> Iterator[Tensor]:
-        """z without the edges, row by row. `renormalise`: what is left of a row is rescaled to sum to 1."""
-        removed, share = self._removed(edges, renormalise)
-        rest = (1 - share).clamp_min(_LEAST_REST) if renormalise else None
-        flat = self.z.flatten(2)
-        if not renormalise and self._apart:
-            yield from (z.view_as(self.z) for z in self._without(flat, removed))
+    def variants(self, sets: Sequence[Edges], *, renormalise: bool = False) -> Iterator[Tensor]:
+        """z without the edges of a set: for each set, row by row.
+
+        `renormalise`: what is left of a row is rescaled to sum to 1.
+        """
+        if renormalise or not self._apart:
+            for edges in sets:
+                yield from self._one_by_one(edges, renormalise)
             return
+        # As many sets together as fit a block.
+        size = max(1, _NUMBERS_PER_BLOCK // (self.reading.taps.shape[-1] * self.reading.n_units))
+        size = max(1, size // self.z[..., 0, 0].numel())
+        for start in range(0, len(sets), size):
+            for removed in self._removed(sets[start : start + size])[0]:
+                yield from (z.view_as(self.z) for z in self._without(removed))
+
+    def _one_by_one(self, edges: Edges, renormalise: bool) -> Iterator[Tensor]:
+        removed, share = self._removed([edges], renormalise)
+        removed, share = removed[0], None if share is None else share[0]
+        rest = (1 - share).clamp_min(_LEAST_REST) if renormalise else None
         for row in self.rows:
-            z = flat.clone()
+            z = self.z.flatten(2).clone()
             for unit in range(self.reading.n_units) if row is None else [row]:
                 index = self.reading.z_index[unit]
                 kept = index >= 0
@@ -86,38 +98,51 @@ class EdgeCut:
         index = self.reading.z_index[self.reading.z_index >= 0]
         return len(index.unique()) == len(index)
 
-    def _without(self, flat: Tensor, removed: Tensor) -> Iterator[Tensor]:
-        """`variants` where every channel belongs to one unit: all rows at once, as memory allows."""
+    @cached_property
+    def _places(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Where units that are apart have their source vectors' entries, and which channels each row cuts.
+
+        (entries that are no padding, their channels, [row channel] in blocks of rows that fit the memory)
+        """
         index = self.reading.z_index.flatten()
-        kept = index >= 0
-        owner = torch.arange(self.reading.n_units, device=index.device).repeat_interleave(
-            self.reading.z_index.shape[1]
-        )
-        unit_of = torch.full((flat.shape[-1],), -1, device=index.device)
-        unit_of[index[kept]] = owner[kept]
-        total = torch.zeros_like(flat)
-        total[..., index[kept]] = removed.flatten(2)[..., kept]
+        kept = (index >= 0).nonzero()[:, 0]
+        channels = index[kept]
+        n_channels = self.z.shape[-2] * self.z.shape[-1]
+        unit_of = torch.full((n_channels,), -1, device=index.device)
+        unit_of[channels] = kept // self.reading.z_index.shape[1]
         rows = torch.tensor([-1 if row is None else row for row in self.rows], device=index.device)
-        size = max(1, _NUMBERS_PER_BLOCK // flat.numel())
-        for some in rows.split(size):
-            cut = (some[:, None] == unit_of) | (some[:, None] < 0)
+        cut = (rows[:, None] == unit_of) | (rows[:, None] < 0)
+        return kept, channels, list(cut.split(max(1, _NUMBERS_PER_BLOCK // self.z.numel())))
+
+    def _without(self, removed: Float[Tensor, "batch dest unit d_source"]) -> Iterator[Tensor]:
+        """z [batch dest channel] of each row where every channel belongs to one unit."""
+        kept, channels, cut_by_rows = self._places
+        flat = self.z.flatten(2)
+        total = torch.zeros_like(flat)
+        total[..., channels] = removed.flatten(2)[..., kept]
+        for cut in cut_by_rows:
             yield from (flat - total * cut[:, None, None]).unbind()
 
-    def _removed(self, edges: Edges, with_share: bool) -> tuple[Tensor, Tensor | None]:
-        """Sums of the edges' source vectors [batch dest unit d_source] and weights [batch dest unit]."""
+    def _removed(
+        self, sets: Sequence[Edges], with_share: bool = False
+    ) -> tuple[Float[Tensor, "set batch dest unit d_source"], Float[Tensor, "set batch dest unit"] | None]:
+        """Sums of the edges' source vectors, and of their weights."""
         reading = self.reading
         n_batch, seq = self.z.shape[:2]
         d_source = reading.taps.shape[-1]
-        total = self.z.new_zeros(n_batch * seq, reading.n_units, d_source)
-        share = self.z.new_zeros(n_batch * seq, reading.n_units) if with_share else None
+        total = self.z.new_zeros(len(sets) * n_batch * seq, reading.n_units, d_source)
+        share = self.z.new_zeros(len(total), reading.n_units) if with_share else None
         size = max(1, _NUMBERS_PER_BLOCK // (reading.n_units * d_source))
-        for batch, dest, src in zip(*(part.split(size) for part in edges), strict=True):
-            row = batch * seq + dest
+        # The n-th set's rows lie n times the batch further on.
+        first = torch.cat([torch.full_like(e.dest, n * n_batch * seq) for n, e in enumerate(sets)])
+        edges = (torch.cat(parts) for parts in zip(*sets, strict=True))
+        for start, batch, dest, src in zip(*(x.split(size) for x in (first, *edges)), strict=True):
+            row = start + batch * seq + dest
             total.index_add_(0, row, reading.z_edges(batch, dest, src).to(total.dtype))
             if with_share:
                 share.index_add_(0, row, reading.entries.edges(batch, dest, src)[..., 0].to(share.dtype))
-        total = total.view(n_batch, seq, *total.shape[1:])
-        return total, None if share is None else share.view(n_batch, seq, -1)
+        shape = (len(sets), n_batch, seq)
+        return total.unflatten(0, shape), None if share is None else share.unflatten(0, shape)
 
 
 class ScoredLosses:

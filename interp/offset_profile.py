@@ -237,10 +237,8 @@ class _Run:
         sets = [*edges.values(), *random]
         if "previous" in self.controls:
             sets.append(matches.previous())
-        # Removals are made one edge set at a time; each gives one variant of z for every row. The variants of
-        # all sets go through the layers above together.
-        variants = (variant for one in sets for variant in cut.variants(one))
-        by_set = above(variants).unflatten(0, (len(sets), len(cut.rows)))
+        # Each set gives one variant of z for every row; all of them go through the layers above together.
+        by_set = above(cut.variants(sets)).unflatten(0, (len(sets), len(cut.rows)))
         found = by_set[: len(edges)].transpose(0, 1) - base
         controls: dict[str, Tensor | None] = {}
         if random:
@@ -248,7 +246,7 @@ class _Run:
         if "previous" in self.controls:
             controls["previous"] = by_set[-1] - base
         if "renormalised" in self.controls and (reading.name, reading.normalisation) == ("pattern", "none"):
-            rescaled = [above(cut.variants(e, renormalise=True)) for e in edges.values()]
+            rescaled = [above(cut.variants([e], renormalise=True)) for e in edges.values()]
             controls["renormalised"] = torch.stack(rescaled, 1) - base
         if "taps" in self.controls and getattr(mixer, "conv1d", None) is not None:
             controls["taps"] = torch.stack([loss - base for loss in above.taps()])
