@@ -184,7 +184,7 @@ def _key_value(
     dk = _gradient_of(k, heads)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     dd = None if d is None else _empty(v, batch, heads, shared["plan"][0])
-    if together(q.shape[3], d_v, v.dtype):
+    if together(q.shape[3], d_v, v):
         dots = key_value(
             q, k, v, do, dk, dv, w=w, u=inverse, d=d, delta=delta, s=ds, z=dz, s_last=save[0],
             z_last=save[1], dd=dd, dot=dot, **shared,

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kernels.triton.config_table import config
+from kernels.triton.config_table import config, has_entry
 from kernels.triton.launch import launch, power_of_two, processors
 from kernels.triton.linear_attention_backward_kernels import (
     _linear_decay_gradient_kernel,
@@ -20,9 +20,9 @@ from kernels.triton.linear_attention_kernels import (
 NO_STRIDES = (0, 0, 0)
 
 
-def together(d_k: int, d_v: int, dtype: torch.dtype) -> bool:
-    """Whether one kernel computes the gradients of keys and values: narrow heads in half precision."""
-    return max(d_k, d_v) <= 64 and dtype != torch.float32
+def together(d_k: int, d_v: int, like: Tensor) -> bool:
+    """Whether one kernel computes the gradients of keys and values: narrow heads, where the table has it."""
+    return has_entry("linear_key_value", power_of_two(max(d_k, d_v)), like.dtype, like.device)
 
 
 def chunk_length(d_k: int, d_v: int, like: Tensor) -> int:

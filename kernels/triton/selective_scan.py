@@ -69,7 +69,7 @@ def _block(d_state: int) -> dict[str, int]:
     """The tiles of a program, 8 x 4 lanes of channels and states: 4 to 16 states a thread."""
     block_n = power_of_two(d_state, N_LANES)
     return {
-        "C_REPEAT": 4 if block_n <= 16 else 1,
+        "C_REPEAT": 2 if block_n <= 16 else 1,
         "N_REPEAT": block_n // N_LANES,
         "C_LANES": C_LANES,
         "N_LANES": N_LANES,

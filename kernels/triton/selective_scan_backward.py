@@ -15,7 +15,10 @@ import triton.language as tl
 from kernels.triton.selective_scan_forward import (
     _inside,
     _kept,
+    _load_groups,
+    _load_shared,
     _load_states,
+    _load_steps,
     _rates,
     _states,
     _store_states,
@@ -44,50 +47,56 @@ def _scan_bwd_state_kernel(
     first = batch * 0 + part * segment
     stop = tl.minimum(first + segment, seq)
     n_block = tl.cdiv(stop - first, N_LANES)
+    dt_ptr += batch * stride_dt_b
+    c_ptr += batch * stride_c_b
+    dy_ptr += batch * stride_dy_b
+    mask_n = _inside(offs_n, D_STATE, N_LANES * N_REPEAT)
+    start = first + (n_block - 1) * N_LANES
+    dts = _load_groups(dt_ptr, channel, offs_c, start, first, stop, N_CHANNEL, STRIDE_DT_T, C_REPEAT, C_LANES,
+        N_LANES)
+    dys = _load_groups(dy_ptr, channel, offs_c, start, first, stop, N_CHANNEL, STRIDE_DY_T, C_REPEAT, C_LANES,
+        N_LANES)
+    zs = dys
+    if HAS_Z:
+        z_ptr += batch * stride_z_b
+        zs = _load_groups(z_ptr, channel, offs_c, start, first, stop, N_CHANNEL, STRIDE_Z_T, C_REPEAT,
+            C_LANES, N_LANES)
+    cs = _load_shared(c_ptr, start, first, stop, offs_n, mask_n, STRIDE_C_T, N_LANES)
     for count in tl.range(n_block):
-        for back in tl.static_range(N_LANES):
-            t = first + (n_block - count) * N_LANES - 1 - back
-            mask_t = _inside(offs_n, D_STATE, N_LANES * N_REPEAT) & (t < stop)
-            b_c = tl.load(c_ptr + batch * stride_c_b + t * STRIDE_C_T + offs_n, mask=mask_t, other=0.0)
-            b_c = b_c.to(tl.float32)
+        # Inputs are loaded one block ahead.
+        ahead = first + (n_block - 2 - count) * N_LANES
+        next_dts = _load_groups(dt_ptr, channel, offs_c, ahead, first, stop, N_CHANNEL, STRIDE_DT_T, C_REPEAT,
+            C_LANES, N_LANES)
+        next_dys = _load_groups(dy_ptr, channel, offs_c, ahead, first, stop, N_CHANNEL, STRIDE_DY_T, C_REPEAT,
+            C_LANES, N_LANES)
+        next_zs = next_dys
+        if HAS_Z:
+            next_zs = _load_groups(z_ptr, channel, offs_c, ahead, first, stop, N_CHANNEL, STRIDE_Z_T,
+                C_REPEAT, C_LANES, N_LANES)
+        next_cs = _load_shared(c_ptr, ahead, first, stop, offs_n, mask_n, STRIDE_C_T, N_LANES)
+        for step in tl.static_range(N_LANES - 1, -1, -1):
+            b_c = cs[step].to(tl.float32)
             new_e = ()
             for r in tl.static_range(C_REPEAT):
-                c = channel + r * C_LANES + offs_c
-                mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (t < stop)
-                b_dt = tl.load(dt_ptr + batch * stride_dt_b + t * STRIDE_DT_T + c, mask=mask, other=0.0)
-                b_dy = tl.load(dy_ptr + batch * stride_dy_b + t * STRIDE_DY_T + c, mask=mask, other=0.0)
-                b_dy = b_dy.to(tl.float32)
+                b_dy = dys[r * N_LANES + step].to(tl.float32)
                 if HAS_Z:
-                    b_z = tl.load(z_ptr + batch * stride_z_b + t * STRIDE_Z_T + c, mask=mask, other=0.0)
-                    b_z = b_z.to(tl.float32)
+                    b_z = zs[r * N_LANES + step].to(tl.float32)
                     b_dy = b_dy * b_z / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
-                new_e = new_e + (tl.exp2(b_dt.to(tl.float32) * rates[r]) * (e[r] + b_dy * b_c),)
+                b_a = tl.exp2(dts[r * N_LANES + step].to(tl.float32) * rates[r])
+                new_e = new_e + (b_a * (e[r] + b_dy * b_c),)
             e = new_e
+        dts, dys, zs, cs = next_dts, next_dys, next_zs, next_cs
     e_ptr += (batch * n_segment + part) * N_CHANNEL * D_STATE
     _store_states(e_ptr, e, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
 
 
 @triton.jit
 @typing.no_type_check
-def _load_shared(ptr, start, stop, offs_n, mask_n, STRIDE_T: tl.constexpr, N_LANES: tl.constexpr):
-    """B or C of the steps of a block."""
+def _wide(raw):
+    """Numbers of the steps of a block in float32."""
     found = ()
-    ptr += start * STRIDE_T
-    for step in tl.static_range(N_LANES):
-        b_x = tl.load(ptr + step * STRIDE_T + offs_n, mask=mask_n & (start + step < stop), other=0.0)
-        found = found + (b_x.to(tl.float32),)
-    return found
-
-
-@triton.jit
-@typing.no_type_check
-def _load_steps(ptr, c, start, stop, mask_c, STRIDE_T: tl.constexpr, N_LANES: tl.constexpr):
-    """One group of channels at the steps of a block."""
-    found = ()
-    ptr += start * STRIDE_T
-    for step in tl.static_range(N_LANES):
-        b_x = tl.load(ptr + step * STRIDE_T + c, mask=mask_c & (start + step < stop), other=0.0)
-        found = found + (b_x.to(tl.float32),)
+    for step in tl.static_range(len(raw)):
+        found = found + (raw[step].to(tl.float32),)
     return found
 
 
@@ -149,28 +158,54 @@ def _scan_bwd_kernel(
     ddt_ptr += batch * seq * N_CHANNEL
     # Sums over channels: one row of partial results for each block of channels.
     partial = (tl.program_id(0) * tl.num_programs(2) + batch) * seq
+    b_ptr += batch * stride_b_b
+    c_ptr += batch * stride_c_b
+    row = (batch * n_kept + first // N_LANES + n_block - 1) * tl.num_programs(0) + tl.program_id(0)
+    start = first + (n_block - 1) * N_LANES
+    c = channel + offs_c
+    mask_c = _inside(c, N_CHANNEL, C_REPEAT * C_LANES)
+    next_h = tl.load(kept_ptr + row * (C_REPEAT * TILE) + offs_tile, mask=offs_tile >= 0, other=0.0)
+    next_us = _load_steps(u_ptr, c, start, first, stop, mask_c, STRIDE_U_T, N_LANES)
+    next_dts = _load_steps(dt_ptr, c, start, first, stop, mask_c, STRIDE_DT_T, N_LANES)
+    next_dys = _load_steps(dy_ptr, c, start, first, stop, mask_c, STRIDE_DY_T, N_LANES)
+    next_zs = next_dys
+    if HAS_Z:
+        next_zs = _load_steps(z_ptr, c, start, first, stop, mask_c, STRIDE_Z_T, N_LANES)
     for count in tl.range(n_block):
         start = first + (n_block - 1 - count) * N_LANES
-        bs = _load_shared(b_ptr + batch * stride_b_b, start, stop, offs_n, mask_n, STRIDE_B_T, N_LANES)
-        cs = _load_shared(c_ptr + batch * stride_c_b, start, stop, offs_n, mask_n, STRIDE_C_T, N_LANES)
+        bs = _load_shared(b_ptr, start, first, stop, offs_n, mask_n, STRIDE_B_T, N_LANES)
+        cs = _load_shared(c_ptr, start, first, stop, offs_n, mask_n, STRIDE_C_T, N_LANES)
         dbs = _zeros(N_LANES, N_REPEAT, C_LANES, N_LANES)
         dcs = _zeros(N_LANES, N_REPEAT, C_LANES, N_LANES)
-        row = (batch * n_kept + start // N_LANES) * tl.num_programs(0) + tl.program_id(0)
         new_e, new_drates, new_dds = (), (), ()
         for r in tl.static_range(C_REPEAT):
             c = channel + r * C_LANES + offs_c
             mask_c = _inside(c, N_CHANNEL, C_REPEAT * C_LANES)
-            b_h = tl.load(kept_ptr + (row * C_REPEAT + r) * TILE + offs_tile).to(tl.float32)
-            us = _load_steps(u_ptr, c, start, stop, mask_c, STRIDE_U_T, N_LANES)
-            dts = _load_steps(dt_ptr, c, start, stop, mask_c, STRIDE_DT_T, N_LANES)
+            b_h = next_h.to(tl.float32)
+            us, dts, dys, zs = _wide(next_us), _wide(next_dts), _wide(next_dys), _wide(next_zs)
+            # The next group, of this block or the one before it, is loaded while this one is computed.
+            if r + 1 < C_REPEAT:
+                ahead = start
+                place_h = row * C_REPEAT + r + 1
+                next_c = channel + (r + 1) * C_LANES + offs_c
+            else:
+                ahead = start - N_LANES
+                place_h = (row - tl.num_programs(0)) * C_REPEAT
+                next_c = channel + offs_c
+            next_mask = _inside(next_c, N_CHANNEL, C_REPEAT * C_LANES)
+            there = (offs_tile >= 0) & (ahead >= first)
+            next_h = tl.load(kept_ptr + place_h * TILE + offs_tile, mask=there, other=0.0)
+            next_us = _load_steps(u_ptr, next_c, ahead, first, stop, next_mask, STRIDE_U_T, N_LANES)
+            next_dts = _load_steps(dt_ptr, next_c, ahead, first, stop, next_mask, STRIDE_DT_T, N_LANES)
+            next_dys = _load_steps(dy_ptr, next_c, ahead, first, stop, next_mask, STRIDE_DY_T, N_LANES)
+            next_zs = next_dys
+            if HAS_Z:
+                next_zs = _load_steps(z_ptr, next_c, ahead, first, stop, next_mask, STRIDE_Z_T, N_LANES)
             states, keeps = (b_h,), ()
             for step in tl.static_range(N_LANES):
                 keeps = keeps + (tl.exp2(dts[step] * rates[r]),)
-                b_h = keeps[step] * b_h + (dts[step] * us[step]) * bs[step]
+                b_h = keeps[step] * b_h + (dts[step] * us[step]) * bs[step].to(tl.float32)
                 states = states + (b_h,)
-            dys = _load_steps(dy_ptr, c, start, stop, mask_c, STRIDE_DY_T, N_LANES)
-            if HAS_Z:
-                zs = _load_steps(z_ptr, c, start, stop, mask_c, STRIDE_Z_T, N_LANES)
             b_d = tl.zeros([1, C_LANES, 1], tl.float32)
             if HAS_D:
                 b_d = tl.load(d_ptr + c, mask=mask_c, other=0.0).to(tl.float32)
@@ -179,19 +214,19 @@ def _scan_bwd_kernel(
             b_ddts, b_dzs = b_dus, b_dus
             new_dbs, new_dcs = (), ()
             for step in tl.static_range(N_LANES - 1, -1, -1):
-                b_dy = dys[step]
+                b_dy, b_b, b_c = dys[step], bs[step].to(tl.float32), cs[step].to(tl.float32)
                 if HAS_Z:
                     b_z = zs[step]
                     b_sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
-                    b_y = tl.sum(tl.sum(states[step + 1] * cs[step], 2, keep_dims=True), 0, keep_dims=True)
+                    b_y = tl.sum(tl.sum(states[step + 1] * b_c, 2, keep_dims=True), 0, keep_dims=True)
                     b_y += b_d * us[step]
                     b_dz = b_dy * b_y * b_sigmoid * (1.0 + b_z * (1.0 - b_sigmoid))
                     b_dzs = tl.where(offs_s == step, b_dz, b_dzs)
                     b_dy = b_dy * b_z * b_sigmoid
-                b_g = b_e + b_dy * cs[step]
+                b_g = b_e + b_dy * b_c
                 new_dcs = (dcs[step] + b_dy * states[step + 1],) + new_dcs
                 new_dbs = (dbs[step] + b_g * (dts[step] * us[step]),) + new_dbs
-                b_gb = tl.sum(tl.sum(b_g * bs[step], 2, keep_dims=True), 0, keep_dims=True)
+                b_gb = tl.sum(tl.sum(b_g * b_b, 2, keep_dims=True), 0, keep_dims=True)
                 b_e = keeps[step] * b_g
                 b_x = b_e * states[step]
                 b_drate += dts[step] * b_x
@@ -206,6 +241,7 @@ def _scan_bwd_kernel(
                 _store_steps(dz_ptr, b_dzs, c, start, stop, offs_s, mask_c, N_CHANNEL)
             new_e, new_drates, new_dds = new_e + (b_e,), new_drates + (b_drate,), new_dds + (b_dd,)
         e, drates, dds = new_e, new_drates, new_dds
+        row -= tl.num_programs(0)
         for step in tl.static_range(N_LANES):
             out = (partial + start + step) * D_STATE + offs_n
             mask = mask_n & (start + step < stop)

@@ -92,6 +92,43 @@ def _store_states(ptr, tiles, channel, offs_c, offs_n, N_CHANNEL: tl.constexpr, 
 
 @triton.jit
 @typing.no_type_check
+def _load_shared(ptr, start, first, stop, offs_n, mask_n, STRIDE_T: tl.constexpr, N_LANES: tl.constexpr):
+    """B or C at the steps of a block."""
+    found = ()
+    ptr += start * STRIDE_T
+    for step in tl.static_range(N_LANES):
+        inside = (start + step < stop) & (start + step >= first)
+        found = found + (tl.load(ptr + step * STRIDE_T + offs_n, mask=mask_n & inside, other=0.0),)
+    return found
+
+
+@triton.jit
+@typing.no_type_check
+def _load_steps(ptr, c, start, first, stop, mask_c, STRIDE_T: tl.constexpr, N_LANES: tl.constexpr):
+    """One group of channels at the steps of a block."""
+    found = ()
+    ptr += start * STRIDE_T
+    for step in tl.static_range(N_LANES):
+        inside = (start + step < stop) & (start + step >= first)
+        found = found + (tl.load(ptr + step * STRIDE_T + c, mask=mask_c & inside, other=0.0),)
+    return found
+
+
+@triton.jit
+@typing.no_type_check
+def _load_groups(ptr, channel, offs_c, start, first, stop, N_CHANNEL: tl.constexpr, STRIDE_T: tl.constexpr,
+    C_REPEAT: tl.constexpr, C_LANES: tl.constexpr, N_LANES: tl.constexpr):  # fmt: skip
+    """All groups of channels at the steps of a block, group after group."""
+    found = ()
+    for r in tl.static_range(C_REPEAT):
+        c = channel + r * C_LANES + offs_c
+        mask_c = _inside(c, N_CHANNEL, C_REPEAT * C_LANES)
+        found = found + _load_steps(ptr, c, start, first, stop, mask_c, STRIDE_T, N_LANES)
+    return found
+
+
+@triton.jit
+@typing.no_type_check
 def _scan_fwd_state_kernel(
     u_ptr, dt_ptr, a_ptr, b_ptr, h_ptr, total_ptr, stride_u_b, stride_dt_b,
     stride_b_b, seq, n_segment, segment,
@@ -113,22 +150,32 @@ def _scan_fwd_state_kernel(
     mask_n = _inside(offs_n, D_STATE, N_LANES * N_REPEAT)
     first = batch * 0 + part * segment
     stop = tl.minimum(first + segment, seq)
+    u_ptr += batch * stride_u_b
+    dt_ptr += batch * stride_dt_b
+    b_ptr += batch * stride_b_b
+    us = _load_groups(u_ptr, channel, offs_c, first, first, stop, N_CHANNEL, STRIDE_U_T, C_REPEAT, C_LANES,
+        N_LANES)
+    dts = _load_groups(dt_ptr, channel, offs_c, first, first, stop, N_CHANNEL, STRIDE_DT_T, C_REPEAT, C_LANES,
+        N_LANES)
+    bs = _load_shared(b_ptr, first, first, stop, offs_n, mask_n, STRIDE_B_T, N_LANES)
     for block in tl.range(tl.cdiv(stop - first, N_LANES)):
+        # Inputs are loaded one block ahead.
+        ahead = first + (block + 1) * N_LANES
+        next_us = _load_groups(u_ptr, channel, offs_c, ahead, first, stop, N_CHANNEL, STRIDE_U_T, C_REPEAT,
+            C_LANES, N_LANES)
+        next_dts = _load_groups(dt_ptr, channel, offs_c, ahead, first, stop, N_CHANNEL, STRIDE_DT_T, C_REPEAT,
+            C_LANES, N_LANES)
+        next_bs = _load_shared(b_ptr, ahead, first, stop, offs_n, mask_n, STRIDE_B_T, N_LANES)
         for step in tl.static_range(N_LANES):
-            t = first + block * N_LANES + step
-            b_base = b_ptr + batch * stride_b_b + t * STRIDE_B_T
-            b_b = tl.load(b_base + offs_n, mask=mask_n & (t < stop), other=0.0).to(tl.float32)
+            b_b = bs[step].to(tl.float32)
             new_h, new_totals = (), ()
             for r in tl.static_range(C_REPEAT):
-                c = channel + r * C_LANES + offs_c
-                mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (t < stop)
-                b_u = tl.load(u_ptr + batch * stride_u_b + t * STRIDE_U_T + c, mask=mask, other=0.0)
-                b_dt = tl.load(dt_ptr + batch * stride_dt_b + t * STRIDE_DT_T + c, mask=mask, other=0.0)
-                b_dt = b_dt.to(tl.float32)
-                b_h = tl.exp2(b_dt * rates[r]) * h[r] + (b_dt * b_u.to(tl.float32)) * b_b
-                new_h = new_h + (b_h,)
+                b_u = us[r * N_LANES + step].to(tl.float32)
+                b_dt = dts[r * N_LANES + step].to(tl.float32)
+                new_h = new_h + (tl.exp2(b_dt * rates[r]) * h[r] + (b_dt * b_u) * b_b,)
                 new_totals = new_totals + (totals[r] + b_dt,)
             h, totals = new_h, new_totals
+        us, dts, bs = next_us, next_dts, next_bs
     place = (batch * n_segment + part) * N_CHANNEL
     _store_states(h_ptr + place * D_STATE, h, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT,
     C_LANES)
@@ -191,50 +238,60 @@ def _scan_fwd_output_kernel(
     mask_n = _inside(offs_n, D_STATE, N_LANES * N_REPEAT)
     first = batch * 0 + part * segment
     stop = tl.minimum(first + segment, seq)
+    u_ptr += batch * stride_u_b
+    dt_ptr += batch * stride_dt_b
+    b_ptr += batch * stride_b_b
+    c_ptr += batch * stride_c_b
+    us = _load_groups(u_ptr, channel, offs_c, first, first, stop, N_CHANNEL, STRIDE_U_T, C_REPEAT, C_LANES,
+        N_LANES)
+    dts = _load_groups(dt_ptr, channel, offs_c, first, first, stop, N_CHANNEL, STRIDE_DT_T, C_REPEAT, C_LANES,
+        N_LANES)
+    bs = _load_shared(b_ptr, first, first, stop, offs_n, mask_n, STRIDE_B_T, N_LANES)
+    cs = _load_shared(c_ptr, first, first, stop, offs_n, mask_n, STRIDE_C_T, N_LANES)
     for block in tl.range(tl.cdiv(stop - first, N_LANES)):
         start = first + block * N_LANES
+        # Inputs are loaded one block ahead.
+        ahead = start + N_LANES
+        next_us = _load_groups(u_ptr, channel, offs_c, ahead, first, stop, N_CHANNEL, STRIDE_U_T, C_REPEAT,
+            C_LANES, N_LANES)
+        next_dts = _load_groups(dt_ptr, channel, offs_c, ahead, first, stop, N_CHANNEL, STRIDE_DT_T, C_REPEAT,
+            C_LANES, N_LANES)
+        next_bs = _load_shared(b_ptr, ahead, first, stop, offs_n, mask_n, STRIDE_B_T, N_LANES)
+        next_cs = _load_shared(c_ptr, ahead, first, stop, offs_n, mask_n, STRIDE_C_T, N_LANES)
+        if HAS_Z:
+            zs = _load_groups(z_ptr + batch * stride_z_b, channel, offs_c, start, first, stop, N_CHANNEL,
+                STRIDE_Z_T, C_REPEAT, C_LANES, N_LANES)
         if KEEP:
             row = (batch * n_kept + start // N_LANES) * tl.num_programs(0) + tl.program_id(0)
             for r in tl.static_range(C_REPEAT):
                 tile_ptrs = kept_ptr + (row * C_REPEAT + r) * TILE + offs_tile
                 tl.store(tile_ptrs, h[r].to(kept_ptr.dtype.element_ty))
-        ys, zs = (), ()
-        for _ in tl.static_range(C_REPEAT):
-            ys = ys + (tl.zeros([N_LANES, C_LANES, 1], tl.float32),)
-            zs = zs + (tl.zeros([N_LANES, C_LANES, 1], tl.float32),)
-        for step in tl.static_range(N_LANES):
-            t = start + step
-            mask_t = mask_n & (t < stop)
-            b_b = tl.load(b_ptr + batch * stride_b_b + t * STRIDE_B_T + offs_n, mask=mask_t, other=0.0)
-            b_c = tl.load(c_ptr + batch * stride_c_b + t * STRIDE_C_T + offs_n, mask=mask_t, other=0.0)
-            b_b, b_c = b_b.to(tl.float32), b_c.to(tl.float32)
-            new_h, new_ys, new_zs = (), (), ()
-            for r in tl.static_range(C_REPEAT):
-                c = channel + r * C_LANES + offs_c
-                mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (t < stop)
-                b_u = tl.load(u_ptr + batch * stride_u_b + t * STRIDE_U_T + c, mask=mask, other=0.0)
-                b_dt = tl.load(dt_ptr + batch * stride_dt_b + t * STRIDE_DT_T + c, mask=mask, other=0.0)
-                b_u, b_dt = b_u.to(tl.float32), b_dt.to(tl.float32)
-                b_h = tl.exp2(b_dt * rates[r]) * h[r] + (b_dt * b_u) * b_b
-                b_y = tl.sum(tl.sum(b_h * b_c, 2, keep_dims=True), 0, keep_dims=True)
-                if HAS_D:
-                    b_y += tl.load(d_ptr + c, mask=c < N_CHANNEL, other=0.0).to(tl.float32) * b_u
-                new_h = new_h + (b_h,)
-                new_ys = new_ys + (tl.where(offs_s == step, b_y, ys[r]),)
-                if HAS_Z:
-                    b_z = tl.load(z_ptr + batch * stride_z_b + t * STRIDE_Z_T + c, mask=mask, other=0.0)
-                    new_zs = new_zs + (tl.where(offs_s == step, b_z.to(tl.float32), zs[r]),)
-            h, ys = new_h, new_ys
-            if HAS_Z:
-                zs = new_zs
+        new_h = ()
         for r in tl.static_range(C_REPEAT):
             c = channel + r * C_LANES + offs_c
-            b_y = ys[r]
+            mask_c = _inside(c, N_CHANNEL, C_REPEAT * C_LANES)
+            b_h = h[r]
+            b_ys = tl.zeros([N_LANES, C_LANES, 1], tl.float32)
+            b_zs = b_ys
+            b_d = tl.zeros([1, C_LANES, 1], tl.float32)
+            if HAS_D:
+                b_d = tl.load(d_ptr + c, mask=mask_c, other=0.0).to(tl.float32)
+            for step in tl.static_range(N_LANES):
+                b_u = us[r * N_LANES + step].to(tl.float32)
+                b_dt = dts[r * N_LANES + step].to(tl.float32)
+                b_h = tl.exp2(b_dt * rates[r]) * b_h + (b_dt * b_u) * bs[step].to(tl.float32)
+                b_y = tl.sum(b_h * cs[step].to(tl.float32), 2, keep_dims=True)
+                b_y = tl.sum(b_y, 0, keep_dims=True) + b_d * b_u
+                b_ys = tl.where(offs_s == step, b_y, b_ys)
+                if HAS_Z:
+                    b_zs = tl.where(offs_s == step, zs[r * N_LANES + step].to(tl.float32), b_zs)
             if HAS_Z:
-                b_y = b_y * zs[r] / (1.0 + tl.exp2(-1.4426950408889634 * zs[r]))
+                b_ys = b_ys * b_zs / (1.0 + tl.exp2(-1.4426950408889634 * b_zs))
             y_ptrs = y_ptr + (batch * seq + start + offs_s) * N_CHANNEL + c
-            mask_y = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (start + offs_s < stop)
-            tl.store(y_ptrs, b_y.to(y_ptr.dtype.element_ty), mask=mask_y)
+            tl.store(y_ptrs, b_ys.to(y_ptr.dtype.element_ty), mask=mask_c & (start + offs_s < stop))
+            new_h = new_h + (b_h,)
+        h = new_h
+        us, dts, bs, cs = next_us, next_dts, next_bs, next_cs
     if SAVE_LAST:
         last_ptr += batch * N_CHANNEL * D_STATE
         _store_states(last_ptr, h, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)

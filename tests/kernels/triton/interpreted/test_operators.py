@@ -122,7 +122,7 @@ def test_linear(kind, processors, monkeypatch):
     # What half precision takes; its decays are kept in one number and count as at least -60.
     if kind == "extreme":
         return
-    monkeypatch.setattr(fused_linear, "together", lambda d_k, d_v, dtype: True)
+    monkeypatch.setattr(fused_linear, "together", lambda d_k, d_v, like: True)
     monkeypatch.setitem(config_table.overrides, ("linear_key_value", 32, 4), KEY_VALUE)
     agree(ours, reference, inputs, 3e-5)
 
