@@ -7,7 +7,9 @@
 | `prompt.py`, `token_pieces.py` | the tokens that are read, and how each is spelt |
 | `sheet.py` | one layer's weights on one prompt |
 | `causal.py`, `states.py`, `scoring.py` | cuts, recurrent states, scores over training |
+| `mixer_inputs.py` | what the mixers are given on one prompt |
 | `views.py`, `token_cells.py` | pure functions from these to figures and plain data |
+| `map_frame.py` | the map of `views.py`, drawn once for a prompt and filled quickly |
 | `captions.py` | the sentence under each view |
 | `layout.py`, `controls.py`, `choices.py` | the page |
 | `callbacks.py`, `*_callbacks.py`, `request.py`, `desk.py` | what happens on it |

@@ -6,6 +6,7 @@ from typing import Any
 
 from interp.dashboard.cache import BoundedCache
 from interp.dashboard.causal import CutProfile, cut_profile
+from interp.dashboard.mixer_inputs import MixerInputs
 from interp.dashboard.opening import opening
 from interp.dashboard.prompt import Prompt, PromptSpec, make_prompt
 from interp.dashboard.run import Loaded, Run, model_cache
@@ -15,8 +16,10 @@ from interp.dashboard.sheet import Sheet, read_sheet
 from interp.dashboard.states import StateNorms, state_norms
 from interp.errors import DetectionError
 from interp.figures.unit_name import UNIT_LETTERS
+from interp.subject import LanguageModelSubject
 
 MOST_SHEET_BYTES = 256 << 20
+MOST_INPUT_BYTES = 128 << 20
 
 
 class Desk:
@@ -34,6 +37,7 @@ class Desk:
             _ = run.layers
         self.scoring = Scoring()
         self._sheets = BoundedCache(MOST_SHEET_BYTES, lambda sheet: sheet.n_bytes)
+        self._inputs = BoundedCache(MOST_INPUT_BYTES, lambda inputs: inputs.n_bytes)
         self._small = BoundedCache(512)
 
     def run(self, selection: Selection) -> Run:
@@ -59,6 +63,10 @@ class Desk:
 
         def make() -> Sheet:
             loaded = self.load(selection)
+            inputs = self._inputs_of(selection, spec, prompt, loaded)
+            if isinstance(loaded.subject, LanguageModelSubject):
+                # A mixer's reading takes no hooks: it need not wait for the cuts of another window.
+                return read_sheet(loaded.subject, prompt, inputs=inputs, **options)
             with loaded.lock:
                 return read_sheet(loaded.subject, prompt, **options)
 
@@ -87,8 +95,10 @@ class Desk:
 
         def make() -> StateNorms:
             loaded = self.load(selection)
+            options = {"layer": selection.layer, "units": selection.units}
+            options["inputs"] = self._inputs_of(selection, spec, prompt, loaded)
             with loaded.lock:
-                return state_norms(loaded.subject, prompt, layer=selection.layer, units=selection.units)
+                return state_norms(loaded.subject, prompt, **options)
 
         return self._small.get(key, make)
 
@@ -107,6 +117,12 @@ class Desk:
         name = f"L{selection.layer}" + ("" if letter is None else f"{letter}{selection.head}")
         step = [f"step {run.steps[selection.step]:,}"] if len(run.steps) > 1 else []
         return " · ".join([run.name, *step, name, selection.reading])
+
+    def _inputs_of(
+        self, selection: Selection, spec: PromptSpec, prompt: Prompt, loaded: Loaded
+    ) -> MixerInputs:
+        """Inputs of the layers' mixers, so that another layer does not run those below it again."""
+        return self._inputs.get(self._key(selection, spec), lambda: MixerInputs(prompt.ids, loaded.lock))
 
     def _key(self, selection: Selection, spec: PromptSpec | None) -> tuple:
         return (*self.run(selection).key(selection.step), None if spec is None else json.dumps(vars(spec)))

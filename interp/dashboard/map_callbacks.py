@@ -11,6 +11,7 @@ from interp.dashboard.captions import map_caption
 from interp.dashboard.controls import SIDES
 from interp.dashboard.desk import Desk
 from interp.dashboard.layout import BLANK
+from interp.dashboard.map_frame import filled_map
 from interp.dashboard.messages import attempt
 from interp.dashboard.prompt import PromptSpec
 from interp.dashboard.request import Request, asked
@@ -61,7 +62,7 @@ def _maps(app: Dash, desk: Desk) -> None:
                     "side": size,
                     "mode": request.mode,
                 }
-                figures.append(views.attention_view(*good[side], **options))
+                figures.append(filled_map(*good[side], **options))
                 captions.append(map_caption(*good[side], limits[side], _shared(good)))
                 hidden.append(not good[side][0].signed_possible)
             classes.append("caption error" if error else "caption")

@@ -7,6 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.dashboard.mixer_inputs import MixerInputs
 from interp.dashboard.prompt import Prompt
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject, LayerView, Subject
@@ -64,12 +65,20 @@ class Sheet:
 
 @torch.no_grad()
 def read_sheet(
-    subject: Subject, prompt: Prompt, *, layer: int, reading: str, units: str, values: str = "scored"
+    subject: Subject,
+    prompt: Prompt,
+    *,
+    layer: int,
+    reading: str,
+    units: str,
+    values: str = "scored",
+    inputs: MixerInputs | None = None,
 ) -> Sheet:
     """Run the model on the prompt up to the layer, and read it.
 
     Args:
         units: Of Mamba-1 layers; others have heads.
+        inputs: Of this subject on this prompt, where some are there already.
 
     Raises:
         DetectionError: a layer, reading or form of the values that is not there.
@@ -78,7 +87,8 @@ def read_sheet(
         raise DetectionError(f"values {values!r}; accepted: {', '.join(VALUES)}")
     if not 0 <= layer < subject.n_layers:
         raise DetectionError(f"layer {layer}: the model has layers 0..{subject.n_layers - 1}")
-    found = layer_reading(subject, prompt, layer=layer, reading=reading, units=units)
+    inputs = MixerInputs(prompt.ids) if inputs is None else inputs
+    found = layer_reading(subject, inputs, prompt, layer=layer, reading=reading, units=units)
     possible = signed_possible(found)
     signed = values == "signed" and possible
     weights = _signed(found) if signed else found.weights()
@@ -95,13 +105,15 @@ def read_sheet(
     )
 
 
-def layer_reading(subject: Subject, prompt: Prompt, *, layer: int, reading: str, units: str) -> Reading:
+def layer_reading(
+    subject: Subject, inputs: MixerInputs, prompt: Prompt, *, layer: int, reading: str, units: str
+) -> Reading:
     """The reading of one layer; layers above it are not run where that can be helped."""
-    tokens = torch.tensor([prompt.ids], device=subject.device)
     if isinstance(subject, LanguageModelSubject):
         mixer = subject.model.blocks[layer].attn
-        x = mixer_input(subject, tokens, layer)
+        x = inputs.at(subject, layer)
         return mixer.read(x, reading, units=units if mixer.kind == "mamba1" else None)
+    tokens = torch.tensor([prompt.ids], device=subject.device)
     found: list[Reading] = []
 
     def look(view: LayerView) -> None:
@@ -112,18 +124,6 @@ def layer_reading(subject: Subject, prompt: Prompt, *, layer: int, reading: str,
     if not found:
         raise DetectionError(f"layer {layer} has no reading {reading!r}")
     return found[0]
-
-
-def mixer_input(subject: LanguageModelSubject, tokens: Tensor, layer: int) -> Float[Tensor, "1 seq d_model"]:
-    """What the mixer of a layer is given on these tokens."""
-    kept: list[Tensor] = []
-    mixer = subject.model.blocks[layer].attn
-    handle = mixer.register_forward_pre_hook(lambda _, args: kept.append(args[0]))
-    try:
-        subject.model(tokens, stop_at_layer=layer + 1)
-    finally:
-        handle.remove()
-    return kept[0]
 
 
 def signed_possible(reading: Reading) -> bool:

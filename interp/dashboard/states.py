@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.dashboard.mixer_inputs import MixerInputs
 from interp.dashboard.prompt import Prompt
-from interp.dashboard.sheet import mixer_input
 from interp.edge_cuts import listening
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject, Subject
@@ -29,11 +29,14 @@ class StateNorms:
 
 
 @torch.no_grad()
-def state_norms(subject: Subject, prompt: Prompt, *, layer: int, units: str) -> StateNorms:
+def state_norms(
+    subject: Subject, prompt: Prompt, *, layer: int, units: str, inputs: MixerInputs | None = None
+) -> StateNorms:
     """Run the layer token by token (RECURRENT) and measure the state after each.
 
     Args:
         units: Of Mamba-1 layers: `layer`, `state` or `cluster:K`.
+        inputs: Of this subject on this prompt, where some are there already.
 
     Raises:
         DetectionError: a model outside our own mixers.
@@ -42,8 +45,7 @@ def state_norms(subject: Subject, prompt: Prompt, *, layer: int, units: str) -> 
         raise DetectionError(
             "States need a model in our own mixers; this one is read through TransformerBridge."
         )
-    tokens = torch.tensor([prompt.ids], device=subject.device)
-    x = mixer_input(subject, tokens, layer)
+    x = (MixerInputs(prompt.ids) if inputs is None else inputs).at(subject, layer)
     mixer = subject.model.blocks[layer].attn
     if mixer.kind == "softmax":
         return StateNorms(

@@ -68,9 +68,12 @@ def token_strip(
     limits = (-top if signed else 0.0, top)
     marked = _targets(sheet.prompt.tokens, selected, direction) if targets else set()
     verb = f"@{selected} reads" if direction == "reads" else f"reads @{selected}:"
+    shares = (row - limits[0]) / ((limits[1] - limits[0]) or 1.0)
+    grounds = colours_at(theme, shares, signed=signed)
     cells = []
-    for position, (token, value) in enumerate(zip(sheet.prompt.tokens, row.tolist(), strict=True)):
-        share = (value - limits[0]) / ((limits[1] - limits[0]) or 1.0)
+    for position, (token, value, share) in enumerate(
+        zip(sheet.prompt.tokens, row.tolist(), shares.tolist(), strict=True)
+    ):
         name = f"‘{visible(token)}’ @{position}"
         title = f"{verb} {value:.4f} from {name}" if direction == "reads" else f"{name} {verb} {value:.4f}"
         cells.append(
@@ -78,7 +81,7 @@ def token_strip(
                 position=position,
                 text=visible(token, limit=_LONGEST),
                 weight=value,
-                background=colour_at(theme, share, signed=signed),
+                background=grounds[position],
                 ink=on_colour(theme, share, signed=signed),
                 selected=position == selected,
                 target=position in marked,
@@ -102,17 +105,18 @@ def start_position(tokens: Sequence[str | bytes]) -> int:
     return min(found, key=lambda dest: (abs(dest - middle), dest), default=len(tokens) - 1)
 
 
-def colour_at(theme: Theme, share: float, *, signed: bool) -> str:
-    """The scale's colour at `share` in [0, 1] of its range, between the two nearest stops."""
-    colours = theme.diverging if signed else theme.sequential
-    place = min(max(share, 0.0), 1.0) * (len(colours) - 1)
-    low = min(int(place), len(colours) - 2)
-    mixed = _rgb(colours[low]) * (1 - place + low) + _rgb(colours[low + 1]) * (place - low)
-    return "#" + "".join(f"{round(part):02x}" for part in mixed)
+def colours_at(theme: Theme, shares: Float[np.ndarray, " n"], *, signed: bool) -> list[str]:
+    """The scale's colours at shares in [0, 1] of its range, each between the two nearest stops."""
+    stops = np.array([_rgb(one) for one in (theme.diverging if signed else theme.sequential)])
+    places = np.clip(shares, 0.0, 1.0).astype(np.float64) * (len(stops) - 1)
+    low = np.minimum(places.astype(int), len(stops) - 2)
+    over = (places - low)[:, None]
+    mixed = np.rint(stops[low] * (1 - over) + stops[low + 1] * over).astype(int)
+    return [f"#{red:02x}{green:02x}{blue:02x}" for red, green, blue in mixed.tolist()]
 
 
-def _rgb(colour: str) -> Float[np.ndarray, " rgb"]:
-    return np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)], dtype=np.float64)
+def _rgb(colour: str) -> list[int]:
+    return [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
 
 
 def _targets(tokens: Sequence[str | bytes], selected: int, direction: str) -> set[int]:

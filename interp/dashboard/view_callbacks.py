@@ -3,7 +3,6 @@
 A side that cannot be drawn says why, and the other side goes on.
 """
 
-from dataclasses import asdict
 from typing import Any
 
 from dash import Dash, Input, Output
@@ -75,7 +74,7 @@ def _strips(
         strip = token_strip(sheet, unit, place, direction=direction, targets=targets, mode=mode)
         low, high = strip.limits
         strips[direction] = {
-            "cells": [asdict(cell) for cell in strip.cells],
+            "cells": [vars(cell) for cell in strip.cells],
             "limits": f"Colours from {number(low)} to {number(high)}." if high else "Nothing.",
         }
     tokens = sheet.prompt.tokens

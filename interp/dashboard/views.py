@@ -68,13 +68,13 @@ def attention_view(
         margin={"r": RIGHT_PX, "t": TOP_PX},
         width=side + left + RIGHT_PX,
         height=side + TOP_PX + below,
-        uirevision=_revision(sheet, unit),
+        uirevision=revision(sheet, unit),
         dragmode="zoom",
     )
     return figure
 
 
-def _revision(sheet: Sheet, unit: int) -> str:
+def revision(sheet: Sheet, unit: int) -> str:
     """Figures of equal revision keep the window that was zoomed into; joined cells cannot."""
     n = len(sheet.prompt)
     return f"{n}" if n <= MOST_CELLS else f"{n} {sheet.layer} {sheet.reading} {unit} {id(sheet)}"

@@ -9,6 +9,7 @@ from language_models import build
 from interp.bridge_subject import open_bridge
 from interp.dashboard.causal import cut_profile
 from interp.dashboard.desk import Desk
+from interp.dashboard.mixer_inputs import MixerInputs
 from interp.dashboard.prompt import Prompt, PromptSpec, make_prompt
 from interp.dashboard.run import Run
 from interp.dashboard.selection import Selection
@@ -92,6 +93,33 @@ def _input(model, layer):
         model(torch.tensor([IDS]))
     handle.remove()
     return kept[0]
+
+
+@pytest.mark.parametrize("layers", [(3, 0, 2, 1), (0, 1, 2, 3), (1, 3, 3, 0)])
+def test_kept_inputs_are_those_of_a_whole_run(layers):
+    """Whatever the order of layers: each is run once, and reads as on its own."""
+    model = build("hybrid")
+    subject, kept, runs = LanguageModelSubject(model), MixerInputs(IDS), []
+    handles = [
+        block.register_forward_pre_hook(lambda _, __, n=n: runs.append(n))
+        for n, block in enumerate(model.blocks)
+    ]
+    found = {}
+    for layer in layers:
+        found[layer] = kept.at(subject, layer)
+    assert runs == list(range(max(layers) + 1))
+    for handle in handles:
+        handle.remove()
+    for layer, x in found.items():
+        torch.testing.assert_close(x, _input(model, layer), rtol=1e-6, atol=1e-6)
+    mixer = model.blocks[3].attn
+    options = {"layer": 3, "reading": mixer.readings[-1], "units": "head"}
+    with torch.no_grad():
+        expected = mixer.read(_input(model, 3), mixer.readings[-1]).weights()[0].numpy()
+    np.testing.assert_allclose(
+        read_sheet(subject, prompt(), inputs=kept, **options).weights, expected, atol=1e-6, rtol=0
+    )
+    assert kept.n_bytes == found[1].element_size() * (max(layers) + 1) * len(IDS) * model.config.d_model
 
 
 def test_vectors_have_no_sign():

@@ -1,17 +1,21 @@
 """Figures and text cells: pure functions with known answers."""
 
+import json
+
 import numpy as np
 import pytest
+from plotly.io.json import to_json_plotly
 
 from interp.dashboard import views
 from interp.dashboard.cache import BoundedCache
 from interp.dashboard.captions import map_caption, number
 from interp.dashboard.causal import CutProfile
 from interp.dashboard.choices import kept, step_marks
+from interp.dashboard.map_frame import filled_map
 from interp.dashboard.prompt import Prompt
 from interp.dashboard.sheet import Sheet
 from interp.dashboard.states import StateNorms
-from interp.dashboard.token_cells import colour_at, start_position, strongest, token_strip
+from interp.dashboard.token_cells import colours_at, start_position, strongest, token_strip
 from interp.figures.theme import LIGHT
 
 
@@ -121,9 +125,32 @@ def test_first_token_chosen():
 
 
 def test_colours_between_stops():
-    assert colour_at(LIGHT, 0.0, signed=False) == LIGHT.sequential[0]
-    assert colour_at(LIGHT, 0.05, signed=False) == "#dcf0f6"
-    assert colour_at(LIGHT, 7.0, signed=True) == LIGHT.diverging[-1]
+    assert colours_at(LIGHT, np.array([0.0, 0.05, 1.0]), signed=False) == [
+        LIGHT.sequential[0],
+        "#dcf0f6",
+        LIGHT.sequential[-1],
+    ]
+    assert colours_at(LIGHT, np.array([7.0, -1.0, 0.5]), signed=True) == [
+        LIGHT.diverging[-1],
+        LIGHT.diverging[0],
+        LIGHT.diverging[5],
+    ]
+
+
+@pytest.mark.parametrize(
+    "n, sign, targets, mode",
+    [(6, 1, True, "light"), (6, -1, True, "dark"), (100, -1, False, "light"), (600, 1, True, "light")],
+)
+def test_a_filled_map_is_the_figure(n, sign, targets, mode):
+    for seed in range(2):
+        # The second fill of the same frame has other weights and another limit.
+        weights = lower(n, seed)
+        weights[0, -1, 0] *= sign
+        one = sheet(weights, [str(place % 40) for place in range(n)])
+        options = {"targets": targets, "limit": 0.4 + seed, "side": 400, "mode": mode}
+        filled = filled_map(one, 0, **options)
+        figure = views.attention_view(one, 0, **options)
+        assert json.loads(to_json_plotly(filled)) == json.loads(figure.to_json())
 
 
 def test_weights_by_offset():
