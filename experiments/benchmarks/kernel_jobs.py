@@ -98,8 +98,15 @@ def run_job(job: tuple[str, tuple, dict[str, bool]]) -> list[Check]:
 
 
 def run_checks(operators: tuple[str, ...], workers: int = 14) -> Iterator[Check]:
-    """Run all jobs over processes (most of the time is compilation)."""
+    """Run all jobs over processes. Most of the time is compilation: jobs that compile something new run first,
+    so that the others find it done."""
+    seen: set[str] = set()
+    first, later = [], []
+    for job in jobs(operators):
+        compiled = f"{job[0]} {job[1][1:]} {job[2]}"
+        (later if compiled in seen else first).append(job)
+        seen.add(compiled)
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        for found in pool.map(run_job, jobs(operators)):
+        for found in pool.map(run_job, first + later):
             yield from found

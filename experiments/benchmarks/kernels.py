@@ -30,7 +30,7 @@ def check(operators: tuple[str, ...]) -> list[str]:
     for found in run_checks(operators):
         total += 1
         key = f"{found.case.split()[0]} {found.case.split()[3] if len(found.case.split()) > 3 else ''}"
-        share = found.error / found.bound
+        share = found.error / found.bound if found.bound else 0.0
         if share > worst.get(key, (0.0, ""))[0]:
             worst[key] = (share, f"{found.case} {found.tensor}: {found.error:.1e}")
         if not found.passed:
