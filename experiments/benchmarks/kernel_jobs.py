@@ -98,8 +98,8 @@ def run_job(job: tuple[str, tuple, dict[str, bool]]) -> list[Check]:
 
 
 def run_checks(operators: tuple[str, ...], workers: int = 14) -> Iterator[Check]:
-    """Run all jobs over processes. Most of the time is compilation: jobs that compile something new run first,
-    so that the others find it done."""
+    """Run all jobs over processes. Most of the time is compilation: jobs that compile something new run
+    first, so that the others find it done."""
     seen: set[str] = set()
     first, later = [], []
     for job in jobs(operators):
