@@ -91,9 +91,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the tables")
     parser.add_argument("--html", type=Path, default=Path("offset_figure.html"), metavar="FILE")
     options = parser.parse_args(arguments)
-    offset_figure(points(options.results)).write_html(
-        options.html, include_plotlyjs=True, config={"displayModeBar": False}
-    )
+    config = {"displayModeBar": False, "showSendToCloud": False, "plotlyServerURL": ""}
+    offset_figure(points(options.results)).write_html(options.html, include_plotlyjs=True, config=config)
     print(f"wrote {options.html}")
     return 0
 

@@ -4,7 +4,10 @@
   const root = document.documentElement;
   const stored = {};
   document.querySelectorAll("script.figures").forEach((s) => Object.assign(stored, JSON.parse(s.textContent)));
-  const config = { displaylogo: false, responsive: true, modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]] };
+  const config = {
+    displaylogo: false, responsive: true, showSendToCloud: false, plotlyServerURL: "",
+    modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]],
+  };
   const plain = { ...config, displayModeBar: false };
   const drawn = new Set();
   const at = {};

@@ -147,6 +147,8 @@ def style(
         margin={"l": 60, "r": 20, "t": 48 if title else 20, "b": 48},
         height=height,
         autosize=True,
+        # Plotly's own button would upload the figure.
+        modebar={"remove": ["sendChartToCloud"]},
     )
     axis = {
         "gridcolor": theme.grid,
