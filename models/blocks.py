@@ -49,7 +49,7 @@ class Norm(nn.Module):
 
     `hook_scale` [batch seq 1] is the divisor, `hook_normalized` [batch seq d_model] the quotient before gain
     and bias. The norm works in float32 when its input is of a lower precision; its output has the dtype of
-    the gain.
+    the gain (RMSNorm on a GPU under autocast: the dtype that the projections after it would cast it to).
     """
 
     def __init__(self, kind: str, width: int, eps: float, bias: bool = False):
