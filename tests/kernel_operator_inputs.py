@@ -1,8 +1,14 @@
 """Arguments of every custom operator, small, for `torch.library.opcheck`."""
 
+import importlib
 from typing import Any
 
 import torch
+
+# Importing them registers their operators.
+for _name in ("softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "decode",
+              "decode_attention", "edges"):  # fmt: skip
+    importlib.import_module(f"kernels.triton.{_name}")
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
 

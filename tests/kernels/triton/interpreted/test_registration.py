@@ -13,12 +13,6 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from kernel_operator_inputs import CHECKS, differentiable, every_operator
 
-import kernels.triton.causal_conv  # noqa: F401
-import kernels.triton.decode  # noqa: F401
-import kernels.triton.decode_attention  # noqa: F401
-import kernels.triton.edges  # noqa: F401
-import kernels.triton.softmax_attention  # noqa: F401
-
 
 def test_every_operator():
     arguments = every_operator("cpu", torch.float32)
