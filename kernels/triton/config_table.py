@@ -56,6 +56,7 @@ _SM_80 = {
     ("linear_state", 256, 4): _c(32, 32, 8, 1),
     ("linear_output", 64, 2): _c(64, 64, 4, 3),
     ("linear_output", 128, 2): _c(64, 64, 8, 2),
+    # 64 rows here made matrix products read shared memory out of bounds (sm_90, Triton 3.6).
     ("linear_output", 256, 2): _c(32, 32, 8, 1),
     ("linear_output", 64, 4): _c(32, 32, 8, 1),
     ("linear_output", 128, 4): _c(16, 32, 8, 1),
@@ -74,9 +75,6 @@ _SM_80 = {
     ("attention_bwd_query", 256, 4): _c(16, 16, 8, 1),
 }
 _SM_90 = _SM_80 | {
-    # Rows are those of linear_output, which sets the chunks; columns are the whole head. Without an entry the
-    # gradients of keys and values are two kernels: on sm_80, and for wider heads, one would not fit.
-    ("linear_key_value", 32, 2): _c(64, 32, 4, 2),
     ("attention_fwd", 32, 2): _c(64, 64, 4, 3),
     ("attention_fwd", 64, 2): _c(64, 64, 4, 3),
     ("attention_fwd", 128, 2): _c(128, 64, 8, 3),
@@ -108,18 +106,6 @@ def architecture(device: torch.device) -> str:
 def _look_up(part: str, width: int, size: int, table: str) -> Config:
     widths = sorted(w for p, w, s in TABLES[table] if p == part and s == size and w >= width)
     return TABLES[table][part, widths[0], size]
-
-
-def has_entry(part: str, width: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether there is a configuration of an optional part for a padded width."""
-    if (part, width, dtype.itemsize) in overrides:
-        return True
-    return _has(part, width, dtype.itemsize, architecture(device))
-
-
-@functools.cache
-def _has(part: str, width: int, size: int, table: str) -> bool:
-    return any(p == part and s == size and w >= width for p, w, s in TABLES[table])
 
 
 def config(part: str, width: int, dtype: torch.dtype, device: torch.device) -> Config:

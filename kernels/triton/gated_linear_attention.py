@@ -17,11 +17,9 @@ from kernels.triton.linear_attention_launch import (
     decay_gradient,
     decays,
     group_sums,
-    key_value,
     plan,
     row_sum,
     states,
-    together,
 )
 from kernels.triton.ops import differentiable, differentiable_once, register
 
@@ -178,18 +176,12 @@ def _key_value(
     q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor | None, w: Tensor | None, d: Tensor | None,
     delta: Tensor | None, ds: Tensor | None, dz: Tensor | None, save: tuple, shared: dict,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """(dk, dv, <k, dk>, dd of every segment): in one kernel where the head is narrow, else in two."""
+    """(dk, dv, <k, dk>, dd of every segment)."""
     batch, seq, heads, d_v = v.shape
     dot = shared["sums"] is not None or w is not None
     dk = _gradient_of(k, heads)
     dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
     dd = None if d is None else _empty(v, batch, heads, shared["plan"][0])
-    if together(q.shape[3], d_v, v):
-        dots = key_value(
-            q, k, v, do, dk, dv, w=w, u=inverse, d=d, delta=delta, s=ds, z=dz, s_last=save[0],
-            z_last=save[1], dd=dd, dot=dot, **shared,
-        )  # fmt: skip
-        return dk, dv, dots, dd
     plain = {**shared, "normalise": False}
     row_sum("dv", k, q, do, dv, w=inverse, u=w, d=d, s=ds, s_last=save[0], **plain)
     dots = row_sum(

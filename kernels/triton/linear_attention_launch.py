@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from kernels.triton.config_table import config, has_entry
+from kernels.triton.config_table import config
 from kernels.triton.launch import launch, power_of_two, processors
 from kernels.triton.linear_attention_backward_kernels import (
     _linear_decay_gradient_kernel,
     _linear_group_sum_kernel,
-    _linear_key_value_kernel,
 )
 from kernels.triton.linear_attention_kernels import (
     _linear_decay_kernel,
@@ -18,11 +17,6 @@ from kernels.triton.linear_attention_kernels import (
 )
 
 NO_STRIDES = (0, 0, 0)
-
-
-def together(d_k: int, d_v: int, like: Tensor) -> bool:
-    """Whether one kernel computes the gradients of keys and values: narrow heads, where the table has it."""
-    return has_entry("linear_key_value", power_of_two(max(d_k, d_v)), like.dtype, like.device)
 
 
 def chunk_length(d_k: int, d_v: int, like: Tensor) -> int:
@@ -145,33 +139,6 @@ def row_sum(
 def _stride(state: Tensor | None, n_segment: int) -> int:
     """From one segment's (or, of one segment, one head's) state to the next."""
     return 0 if state is None else state.stride(2 if n_segment > 1 else 1)
-
-
-def key_value(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, dk: Tensor, dv: Tensor, *, w: Tensor | None,
-    u: Tensor | None, sums: Tensor | None, d: Tensor | None, delta: Tensor | None, s: Tensor | None,
-    z: Tensor | None, s_last: Tensor | None, z_last: Tensor | None, dd: Tensor | None, dot: bool,
-    plan: tuple[int, int], scale: float, normalise: bool,
-) -> Tensor | None:  # fmt: skip
-    """dk and dv at once; the products <k_i, dk_i> (before w) if `dot`."""
-    batch, seq, heads, d_v = v.shape
-    d_k = k.shape[3]
-    n_segment, segment = plan
-    c = config("linear_key_value", power_of_two(max(d_k, d_v)), v.dtype, v.device)
-    dots = torch.empty(1, batch, seq, heads, dtype=torch.float32, device=v.device) if dot else None
-    launch(
-        _linear_key_value_kernel, (n_segment * batch * heads,), q, k, v, do, w, u, *_parts(sums), d, delta, s,
-        z, s_last, z_last, dk, dv, dots, dd, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        *do.stride()[:3], *(NO_STRIDES if w is None else w.stride()),
-        *(NO_STRIDES if u is None else u.stride()), heads, seq, n_segment, segment, _stride(s, n_segment),
-        _stride(z, n_segment), scale, 1 / scale if n_segment == 1 else 1.0, scale,
-        GROUP_Q=heads // q.shape[2], GROUP_K=heads // k.shape[2], D_K=d_k, D_V=d_v,
-        BLOCK_T=chunk_length(d_k, d_v, v), BLOCK_K=power_of_two(d_k), BLOCK_V=power_of_two(d_v),
-        HAS_G=sums is not None, HAS_W=w is not None, HAS_U=u is not None, NORMALISE=normalise,
-        HAS_D=d is not None, HAS_DOT=dot, HAS_FIRST=s is not None, SAVE_LAST=s_last is not None,
-        num_warps=c.warps, num_stages=c.stages,
-    )  # fmt: skip
-    return dots
 
 
 def group_sums(parts: list[Tensor], likes: list[Tensor]) -> list[Tensor]:

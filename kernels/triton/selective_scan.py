@@ -239,7 +239,9 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def _gradient(ctx: Any, dy: Tensor | None, dlast: Tensor | None, *unused: Any) -> tuple:
-    inputs, kept = ctx.saved_tensors[:7], ctx.saved_tensors[7:]
+    # Read once: activation checkpointing unpacks what is saved only once.
+    saved = ctx.saved_tensors
+    inputs, kept = saved[:7], saved[7:]
     dy = inputs[0].new_zeros(inputs[0].shape) if dy is None else dy
     found = torch.ops.beyond_softmax.selective_scan_backward(dy, dlast, *inputs, *kept)
     present = [*(x is not None for x in inputs), ctx.has_state]
