@@ -1,6 +1,7 @@
 """The Dash app: page, callbacks, and headers that keep the browser from loading anything from elsewhere."""
 
 from pathlib import Path
+from typing import Any
 
 from dash import Dash
 from flask import Response
@@ -30,7 +31,12 @@ def make_app(desk: Desk) -> Dash:
         add_log_handler=False,
         enable_mcp=False,
     )
-    app.layout = lambda: page(desk)
+
+    def fresh_page() -> Any:
+        desk.look_again()
+        return page(desk)
+
+    app.layout = fresh_page
     for part in (callbacks, map_callbacks, view_callbacks, training_callbacks):
         part.register(app, desk)
     app.server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES

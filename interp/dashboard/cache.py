@@ -49,5 +49,10 @@ class BoundedCache:
         """Sum of the sizes of what is kept."""
         return sum(self._size_of(value) for value in self._values.values())
 
+    def begun(self, key: Hashable) -> bool:
+        """Whether a value is there or being made: `get` makes nothing anew then."""
+        with self._lock:
+            return key in self._values or key in self._working
+
     def __contains__(self, key: Hashable) -> bool:
         return key in self._values

@@ -14,8 +14,11 @@ from interp.dashboard.layout import MATRICES, TABS
 from interp.dashboard.messages import attempt
 from interp.dashboard.prompt import Prompt, PromptSpec
 from interp.dashboard.selection import Selection
+from interp.figures.token_text import visible
 
 _SELECTION = ("run", "step", "layer", "reading", "units", "head", "values")
+# Tokens that are shown of two prompts that differ.
+_SHOWN = 6
 _PROMPT = ("kind", "period", "repeats", "seed", "sample")
 
 
@@ -95,8 +98,21 @@ def _prompt_status(app: Dash, desk: Desk) -> None:
         said = [error or _said(prompt) for prompt, error in made]
         if len(said) > 1:
             said = [f"{side.upper()}: {text}" for side, text in zip(SIDES, said, strict=True)]
+            said += _which([prompt for prompt, _ in made])
         wrong = any(error for _, error in made)
         return [html.Span(text) for text in said], "status error" if wrong else "status"
+
+
+def _which(prompts: list[Prompt | None]) -> list[str]:
+    """Whether both models read the same tokens, and where they differ, with what each begins."""
+    if None in prompts:
+        return []
+    if prompts[0].tokens == prompts[1].tokens:
+        return ["Both read the same tokens."]
+    begin = [" ".join(f"‘{visible(token)}’" for token in one.tokens[:_SHOWN]) for one in prompts]
+    more = [" ..." if len(one) > _SHOWN else "" for one in prompts]
+    sides = [f"{side.upper()} {text}{dots}" for side, text, dots in zip(SIDES, begin, more, strict=True)]
+    return [f"They read different tokens: {', '.join(sides)}"]
 
 
 def _said(prompt: Prompt) -> str:

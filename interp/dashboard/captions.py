@@ -61,6 +61,14 @@ def cut_caption(profile: CutProfile) -> str:
     return said
 
 
+def wait_caption(n_weights: int) -> str:
+    """In place of costs that were not asked for yet."""
+    return (
+        f"Not measured yet: this model has {n_weights:,} weights, and cutting one unit's edges takes from "
+        "seconds to a minute. Press “Measure the cuts” to begin; the other views go on meanwhile."
+    )
+
+
 def state_caption(norms: StateNorms) -> str:
     """Under the norms of the state."""
     one = f"One line for each {norms.unit}; the norm of" if len(norms.norms) > 1 else "The norm of"

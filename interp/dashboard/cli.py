@@ -115,9 +115,15 @@ def _serve(options: argparse.Namespace) -> None:
 
     from interp.dashboard.app import make_app
     from interp.dashboard.desk import Desk
+    from interp.dashboard.export import said_on_stderr
     from interp.dashboard.server import serve_on, url
 
-    desk = Desk([options.path, *([options.second] if options.second else [])])
+    paths = [options.path, *([options.second] if options.second else [])]
+    said_on_stderr(f"opening {' and '.join(paths)} ...")
+    try:
+        desk = Desk(paths)
+    finally:
+        said_on_stderr("")
     server = serve_on(make_app(desk).server, options.host, options.port)
     address = url(options.host, server.port)
     print(f"{PROG}: {address}  (Ctrl-C ends it)", flush=True)

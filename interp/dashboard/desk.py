@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 from interp.dashboard.cache import BoundedCache
 from interp.dashboard.causal import CutProfile, cut_profile
+from interp.dashboard.messages import attempt
 from interp.dashboard.mixer_inputs import MixerInputs
 from interp.dashboard.opening import opening
-from interp.dashboard.prompt import Prompt, PromptSpec, make_prompt
+from interp.dashboard.prompt import Prompt, PromptSpec, make_prompt, shared_ids
 from interp.dashboard.run import Loaded, Run, model_cache
 from interp.dashboard.scoring import Scoring
 from interp.dashboard.selection import Selection
@@ -16,7 +18,8 @@ from interp.dashboard.sheet import Sheet, read_sheet
 from interp.dashboard.states import StateNorms, state_norms
 from interp.errors import DetectionError
 from interp.figures.unit_name import UNIT_LETTERS
-from interp.subject import LanguageModelSubject
+from interp.plan import LARGE_WEIGHTS
+from interp.subject import LanguageModelSubject, Subject
 
 MOST_SHEET_BYTES = 256 << 20
 MOST_INPUT_BYTES = 128 << 20
@@ -40,6 +43,17 @@ class Desk:
         self._inputs = BoundedCache(MOST_INPUT_BYTES, lambda inputs: inputs.n_bytes)
         self._small = BoundedCache(512)
 
+    def look_again(self) -> None:
+        """Take in checkpoints that were written since; a folder that cannot be listed stays as it was."""
+        for run in self.runs:
+            attempt(run.look_again)
+
+    @cached_property
+    def drawable(self) -> tuple[int, ...] | None:
+        """What probes draw from where two models are open and mean the same by an id; else None."""
+        last = [run.load(len(run.steps) - 1).subject for run in self.runs]
+        return shared_ids(*last) if len(last) == 2 else None
+
     def run(self, selection: Selection) -> Run:
         """The run that is chosen."""
         if not 0 <= selection.run < len(self.runs):
@@ -54,7 +68,11 @@ class Desk:
         """The prompt's tokens for the chosen model."""
         loaded = self.load(selection)
         key = ("prompt", self.run(selection).path, spec)
-        return self._small.get(key, lambda: make_prompt(self.run(selection), loaded.subject, spec))
+
+        def make(subject: Subject) -> Prompt:
+            return make_prompt(self.run(selection), subject, spec, drawable=self.drawable)
+
+        return self._small.get(key, lambda: make(loaded.subject))
 
     def sheet(self, selection: Selection, spec: PromptSpec) -> Sheet:
         """Weights of all units of the chosen layer."""
@@ -75,11 +93,8 @@ class Desk:
     def cuts(self, selection: Selection, spec: PromptSpec, measured_on: str) -> CutProfile:
         """The causal offset profile of the chosen unit."""
         prompt = self.prompt(selection, spec)
-        names = {"layer": "layer", "head": "unit", "reading": "reading", "units": "units"}
-        options = {theirs: getattr(selection, ours) for ours, theirs in names.items()}
-        options["measured_on"] = measured_on
-        spec_or_none = spec if measured_on == "prompt" else None
-        key = ("cuts", *self._key(selection, spec_or_none), *options.values())
+        options = {**_cut_options(selection), "measured_on": measured_on}
+        key = self._cut_key(selection, spec, measured_on)
 
         def make() -> CutProfile:
             loaded = self.load(selection)
@@ -87,6 +102,12 @@ class Desk:
                 return cut_profile(self.run(selection), loaded.subject, prompt, **options)
 
         return self._small.get(key, make)
+
+    def waits_for_cuts(self, selection: Selection, spec: PromptSpec, measured_on: str) -> int | None:
+        """The number of weights of a model whose cuts would take long and are not begun; else None."""
+        n_weights = self.load(selection).subject.n_weights
+        begun = self._small.begun(self._cut_key(selection, spec, measured_on))
+        return n_weights if n_weights > LARGE_WEIGHTS and not begun else None
 
     def states(self, selection: Selection, spec: PromptSpec) -> StateNorms:
         """Norms of the chosen layer's recurrent state."""
@@ -124,5 +145,14 @@ class Desk:
         """Inputs of the layers' mixers, so that another layer does not run those below it again."""
         return self._inputs.get(self._key(selection, spec), lambda: MixerInputs(prompt.ids, loaded.lock))
 
+    def _cut_key(self, selection: Selection, spec: PromptSpec, measured_on: str) -> tuple:
+        of_prompt = self._key(selection, spec if measured_on == "prompt" else None)
+        return ("cuts", *of_prompt, *_cut_options(selection).values(), measured_on)
+
     def _key(self, selection: Selection, spec: PromptSpec | None) -> tuple:
         return (*self.run(selection).key(selection.step), None if spec is None else json.dumps(vars(spec)))
+
+
+def _cut_options(selection: Selection) -> dict[str, Any]:
+    names = {"layer": "layer", "head": "unit", "reading": "reading", "units": "units"}
+    return {theirs: getattr(selection, ours) for ours, theirs in names.items()}

@@ -134,9 +134,12 @@ def _graph(name: str, label: str) -> html.Div:
     return html.Div(graph, role="img", **{"aria-label": label}, className="plot")
 
 
-def _loading(content: Any) -> dcc.Loading:
+def _loading(content: Any, said: str | None = None) -> dcc.Loading:
+    """Content that grows pale while it is made anew, under dots or a sentence."""
+    spinner = None if said is None else html.P(said, className="waiting", role="status")
     return dcc.Loading(
         content,
+        custom_spinner=spinner,
         delay_show=350,
         delay_hide=80,
         overlay_style={"visibility": "visible", "opacity": 0.5},
@@ -238,7 +241,10 @@ def _cuts() -> html.Section:
         "cuts",
         html.P(LEDES["cuts"], className="lede"),
         radio("measured-on", options, "probe", "Cuts are measured on"),
-        _loading(html.Div(parts, className="sides stacked")),
+        html.Button(
+            "Measure the cuts", id="measure", type="button", className="main", n_clicks=0, hidden=True
+        ),
+        _loading(html.Div(parts, className="sides stacked"), "Measuring the cuts ..."),
     )
 
 

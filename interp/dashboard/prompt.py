@@ -1,7 +1,7 @@
 """The tokens that are read: typed text or ids, a repeated random probe, or a held-out sample of the run."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,14 +71,36 @@ def most_tokens(subject: Subject) -> int:
     return subject.n_ctx if learned else max(subject.n_ctx, MOST_TOKENS)
 
 
-def make_prompt(run: Run, subject: Subject, spec: PromptSpec) -> Prompt:
+def shared_ids(one: Subject, other: Subject) -> tuple[int, ...] | None:
+    """The ids that probes of both models may draw; None where an id does not mean the same to both."""
+    both = [set(candidates(x.d_vocab, excluded=set(x.special)).tolist()) for x in (one, other)]
+    ids = tuple(sorted(both[0] & both[1]))
+    pieces = [_pieces(x.tokenizer, ids) for x in (one, other)]
+    return ids if ids and pieces[0] == pieces[1] else None
+
+
+def _pieces(tokenizer: Any, ids: Sequence[int]) -> list[str] | None:
+    if tokenizer is None:
+        return None
+    by_id = {token: piece for piece, token in tokenizer.get_vocab().items()}
+    return [by_id.get(token, "") for token in ids]
+
+
+def make_prompt(
+    run: Run, subject: Subject, spec: PromptSpec, *, drawable: Sequence[int] | None = None
+) -> Prompt:
     """The tokens of a specification for one model.
+
+    Args:
+        drawable: Ids that a probe may draw, where it is also for another model; else all of this model's.
 
     Raises:
         PromptError: empty, too long, an id that the vocabulary lacks, no such sample.
     """
-    makers = {"probe": _probe, "sample": _sample, "typed": _typed}
-    ids, notes = makers[spec.kind](run, subject, spec)
+    if spec.kind == "probe":
+        ids, notes = _probe(subject, spec, drawable)
+    else:
+        ids, notes = {"sample": _sample, "typed": _typed}[spec.kind](run, subject, spec)
     if not ids:
         raise PromptError(f"The prompt is empty: {_what_to_type(subject)}.")
     limit = most_tokens(subject)
@@ -95,8 +117,9 @@ def _what_to_type(subject: Subject) -> str:
     return "type some text" if subject.tokenizer is not None else f"type ids from 0 to {subject.d_vocab - 1}"
 
 
-def _probe(run: Run, subject: Subject, spec: PromptSpec) -> tuple[list[int], list[str]]:
-    usable = candidates(subject.d_vocab, excluded=set(subject.special))
+def _probe(subject: Subject, spec: PromptSpec, drawable: Sequence[int] | None) -> tuple[list[int], list[str]]:
+    own = candidates(subject.d_vocab, excluded=set(subject.special))
+    usable = own if drawable is None else torch.tensor(drawable)
     start = 0 if subject.bos is None else 1
     length = start + spec.period * spec.repeats
     if length > most_tokens(subject):
@@ -106,6 +129,8 @@ def _probe(run: Run, subject: Subject, spec: PromptSpec) -> tuple[list[int], lis
         )
     period = min(spec.period, len(usable))
     notes = [] if period == spec.period else [f"only {period} different tokens are there to draw from"]
+    if len(usable) < len(own):
+        notes.append(f"drawn from the {len(usable):,} tokens that both models have")
     probe = repeated_tokens(1, period, spec.repeats, ids=usable, bos=subject.bos, seed=spec.seed)
     return probe.tokens[0].tolist(), notes
 

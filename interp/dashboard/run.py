@@ -1,7 +1,7 @@
 """A path that is open in the dashboard: its checkpoints, what can be chosen in them, the loaded models."""
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from interp.dashboard.cache import BoundedCache
 from interp.errors import DetectionError
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LanguageModelSubject, Subject
+from models.checkpoint import list_checkpoints
 
 # Numbers of loaded models, in weights: some hundred demo models, one or two pretrained ones.
 MOST_WEIGHTS = 300_000_000
@@ -79,6 +80,21 @@ class Run:
             DetectionError, CheckpointError, ConfigError: it is gone, or cannot be read.
         """
         return self._models.get(self.key(index), lambda: Loaded(self._open(index)))
+
+    def look_again(self) -> None:
+        """Take in the checkpoints that were written after the last one known.
+
+        Those known stay where they are, deleted ones too: open windows name them by their place.
+        """
+        folder = Path(self.path)
+        if not folder.is_dir():
+            return
+        listed = [step for step, _ in list_checkpoints(folder)]
+        if listed and listed[-1] > self.steps[-1]:
+            found = open_source(self.path)
+            later = tuple(one for one in found.checkpoints if one.step > self.steps[-1])
+            self.source = replace(found, checkpoints=(*self.source.checkpoints, *later))
+            self.steps = tuple(checkpoint.step for checkpoint in self.source.checkpoints)
 
     @cached_property
     def layers(self) -> tuple[LayerFacts, ...]:

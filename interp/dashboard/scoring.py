@@ -24,37 +24,33 @@ class Scoring:
     """Scores runs, each in one thread of its own that begins when it is first asked for."""
 
     def __init__(self) -> None:
-        self._found: dict[str, Progress] = {}
+        # By path and checkpoints: a run that has grown is scored anew.
+        self._found: dict[tuple[str, tuple[int, ...]], Progress] = {}
         self._lock = threading.Lock()
 
     def of(self, run: Run) -> Progress:
-        """Progress of a run; starts it. A run that failed is tried again by `again`."""
+        """Progress of a run; starts it."""
+        key = (run.path, run.steps)
         with self._lock:
-            if run.path not in self._found:
-                self._found[run.path] = Progress(done=0, total=len(run.steps))
-                threading.Thread(target=self._score, args=(run,), daemon=True).start()
-            return self._found[run.path]
+            if key not in self._found:
+                self._found[key] = Progress(done=0, total=len(run.steps))
+                threading.Thread(target=self._score, args=key, daemon=True).start()
+            return self._found[key]
 
-    def again(self, run: Run) -> None:
-        """Forget what failed, so that the next `of` starts anew."""
-        with self._lock:
-            if run.path in self._found and self._found[run.path].error is not None:
-                del self._found[run.path]
-
-    def _score(self, run: Run) -> None:
+    def _score(self, path: str, steps: tuple[int, ...]) -> None:
         from interp.detect import detect
         from interp.errors import DetectionError
         from kernels import KernelError
         from models.errors import CheckpointError, ConfigError
 
-        total = len(run.steps)
+        key, total = (path, steps), len(steps)
 
         def progress(done: int, total: int, step: int) -> None:
-            self._found[run.path] = Progress(done=done, total=total)
+            self._found[key] = Progress(done=done, total=total)
 
         try:
-            report = detect(run.path, scores=SCORES, progress=progress, n_maps=0)
+            report = detect(path, scores=SCORES, progress=progress, n_maps=0)
         except (DetectionError, CheckpointError, ConfigError, KernelError, OSError) as error:
-            self._found[run.path] = Progress(done=0, total=total, error=" ".join(str(error).split()))
+            self._found[key] = Progress(done=0, total=total, error=" ".join(str(error).split()))
         else:
-            self._found[run.path] = Progress(done=total, total=total, report=report)
+            self._found[key] = Progress(done=total, total=total, report=report)

@@ -66,7 +66,12 @@ def _drawn(desk: Desk, request: Request, side: str, report: Any) -> list[Any]:
     marked = [steps[chosen.step]]
     if other is not None and other["run"] == chosen.run:
         marked.append(steps[other["step"]])
-    phase = views.phase_view(report, steps=marked, mode=request.mode)
+    # A checkpoint that was deleted, or written since, has no scores.
+    scored = {checkpoint.step for checkpoint in report.checkpoints}
+    there = [step for step in marked if step in scored]
+    phase = views.phase_view(report, steps=there, mode=request.mode)
+    if marked[0] not in scored:
+        return [phase] + [BLANK] * len(MATRICES)
     matrices = [
         views.score_view(report, step=marked[0], reading=chosen.reading, score=score, mode=request.mode)
         for score in MATRICES

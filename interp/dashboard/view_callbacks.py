@@ -5,14 +5,16 @@ A side that cannot be drawn says why, and the other side goes on.
 
 from typing import Any
 
-from dash import Dash, Input, Output
+from dash import Dash, Input, Output, ctx
 
 from interp.dashboard import views
-from interp.dashboard.captions import cut_caption, number, state_caption, weight_caption
+from interp.dashboard.captions import cut_caption, number, state_caption, wait_caption, weight_caption
+from interp.dashboard.causal import CutProfile
 from interp.dashboard.controls import SIDES
 from interp.dashboard.desk import Desk
 from interp.dashboard.layout import BLANK, HEADED
 from interp.dashboard.messages import attempt
+from interp.dashboard.prompt import PromptSpec
 from interp.dashboard.request import Request, asked
 from interp.dashboard.selection import Selection
 from interp.dashboard.sheet import Sheet
@@ -22,7 +24,7 @@ from interp.figures.token_text import visible
 
 def register(app: Dash, desk: Desk) -> None:
     """Attach all of them to the app."""
-    for attach in (_headings, _texts, _cuts, _states):
+    for attach in (_headings, _texts, _weights, _cuts, _states):
         attach(app, desk)
 
 
@@ -88,35 +90,55 @@ def _summary(found: tuple[Any, str | None] | None) -> str:
     return "" if found is None or found[0] is None else found[0][1]
 
 
-def _cuts(app: Dash, desk: Desk) -> None:
+def _weights(app: Dash, desk: Desk) -> None:
     @app.callback(
         *[Output(f"{side}-weights", "figure") for side in SIDES],
         *[Output(f"{side}-weights-caption", "children") for side in SIDES],
-        *[Output(f"{side}-cuts", "figure") for side in SIDES],
-        *[Output(f"{side}-cuts-caption", "children") for side in SIDES],
-        *[Output(f"{side}-cuts-caption", "className") for side in SIDES],
         asked("cuts"),
-        Input("measured-on", "value"),
     )
-    def draw(data: dict | None, measured_on: str) -> list[Any]:
+    def draw(data: dict | None) -> list[Any]:
         request = Request(data)
         weights = request.each(
             lambda chosen, spec: views.weight_by_offset(
                 desk.sheet(chosen, spec), chosen.head, mode=request.mode
             )
         )
-        cuts = request.each(lambda chosen, spec: desk.cuts(chosen, spec, measured_on))
-        drawn, said = {}, {}
-        for side, (profile, error) in cuts.items():
-            drawn[side] = BLANK if profile is None else views.cut_view(profile, mode=request.mode)
-            said[side] = error or cut_caption(profile)
         return [
             *(weights.get(side, (None, None))[0] or BLANK for side in SIDES),
             *(_weights_said(weights.get(side)) for side in SIDES),
-            *(drawn.get(side, BLANK) for side in SIDES),
-            *(said.get(side, "") for side in SIDES),
-            *("caption error" if cuts.get(side, (1, None))[1] else "caption" for side in SIDES),
         ]
+
+
+def _cuts(app: Dash, desk: Desk) -> None:
+    @app.callback(
+        *[Output(f"{side}-cuts", "figure") for side in SIDES],
+        *[Output(f"{side}-cuts-caption", "children") for side in SIDES],
+        *[Output(f"{side}-cuts-caption", "className") for side in SIDES],
+        Output("measure", "hidden"),
+        asked("cuts"),
+        Input("measured-on", "value"),
+        Input("measure", "n_clicks"),
+    )
+    def draw(data: dict | None, measured_on: str, clicks: int) -> list[Any]:
+        request, wanted = Request(data), ctx.triggered_id == "measure"
+        cuts = request.each(lambda chosen, spec: _measured(desk, chosen, spec, measured_on, wanted))
+        figures, captions, classes, waiting = [], [], [], False
+        for side in SIDES:
+            found, error = cuts.get(side, (None, None))
+            waiting |= isinstance(found, str)
+            there = isinstance(found, CutProfile)
+            figures.append(views.cut_view(found, mode=request.mode) if there else BLANK)
+            captions.append(cut_caption(found) if there else found or error or "")
+            classes.append("caption error" if error else "caption")
+        return [*figures, *captions, *classes, not waiting]
+
+
+def _measured(
+    desk: Desk, chosen: Selection, spec: PromptSpec, measured_on: str, wanted: bool
+) -> CutProfile | str:
+    """The costs, or a sentence where they take so long that they are measured only when that is wanted."""
+    n_weights = None if wanted else desk.waits_for_cuts(chosen, spec, measured_on)
+    return desk.cuts(chosen, spec, measured_on) if n_weights is None else wait_caption(n_weights)
 
 
 def _weights_said(found: tuple[Any, str | None] | None) -> str:

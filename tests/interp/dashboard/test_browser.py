@@ -115,6 +115,11 @@ def test_comparison_of_two_models(wired_run, mamba_run, serve, open_page):
         expect(heading(page, "b")).to_contain_text("mixed · L1 · ssm")
         page.locator("#b-reading").get_by_label("block").check()
         expect(page.locator("#b-map-caption")).to_contain_text("share of contribution")
+        # 13 tokens in one vocabulary, 32 in the other.
+        status = page.locator("#prompt-status")
+        expect(status).to_contain_text("A: 52 tokens, 13 different; only 13 different tokens")
+        expect(status).to_contain_text("drawn from the 13 tokens that both models have.")
+        expect(status).to_contain_text("Both read the same tokens.")
         expect(page.locator("#b-values")).to_be_hidden()
         page.locator("#b-reading").get_by_label("ssm").check()
         page.locator("#b-values").get_by_label("signed").check()
@@ -182,6 +187,59 @@ def test_a_checkpoint_that_is_deleted_is_named(wired_run, tmp_path, serve, open_
         expect(caption).to_contain_text("short-lived: the checkpoint of step 20 is gone")
         page.keyboard.press("ArrowRight")
         expect(caption).to_contain_text("100 tokens")
+
+
+def test_checkpoints_written_later_come_with_the_next_window(wired_run, tmp_path, serve, open_page):
+    run = tmp_path / "growing"
+    shutil.copytree(wired_run, run)
+    shutil.move(run / "step_00000040", tmp_path / "later")
+    with serve(run) as address:
+        before = open_page(address)
+        expect(before.locator("#a-step-label")).to_have_text("step 20 (4 of 4)")
+        shutil.move(tmp_path / "later", run / "step_00000040")
+        after = open_page(address)
+        expect(after.locator("#a-step-label")).to_have_text("step 40 (5 of 5)")
+        expect(heading(after)).to_contain_text("growing · step 40")
+        before.locator("#a-step [role=slider]").focus()
+        before.keyboard.press("ArrowLeft")
+        expect(heading(before)).to_contain_text("growing · step 10")
+
+
+def test_cuts_of_a_large_model_are_measured_when_asked_for(wired_run, serve, open_page, monkeypatch):
+    monkeypatch.setattr("interp.dashboard.desk.LARGE_WEIGHTS", 1000)
+    with serve(wired_run) as address:
+        page = open_page(address)
+        tab(page, "Offsets and cuts")
+        caption, button = page.locator("#a-cuts-caption"), page.get_by_role("button", name="Measure the cuts")
+        expect(caption).to_contain_text("Not measured yet: this model has 1,097,728 weights")
+        # What takes no time is there at once.
+        expect(page.locator("#a-weights .main-svg").first).to_be_visible()
+        button.click()
+        expect(caption).to_contain_text("Strongest at offset +1")
+        expect(button).to_be_hidden()
+        choose(page, "a-head", "1")
+        expect(caption).to_contain_text("Not measured yet")
+        choose(page, "a-head", "2")
+        expect(caption).to_contain_text("Strongest at offset +1")
+
+
+@pytest.mark.parametrize("width", [1280, 1920])
+def test_cards_are_aligned(wired_page, open_page, width):
+    page = open_page(wired_page)
+    page.set_viewport_size({"width": width, "height": 1000})
+    page.wait_for_selector("#a-map .heatmaplayer image")
+    card = "#panel-attention .{} .view.side-a"
+    map_box, text_box = (page.locator(card.format(name)).bounding_box() for name in ("maps", "texts"))
+    tabs = page.locator(".tabs").bounding_box()
+    assert map_box["x"] == pytest.approx(tabs["x"], abs=1)
+    # One over the other with the same edges, or side by side with the same ends.
+    right = [box["x"] + box["width"] for box in (map_box, text_box, tabs)]
+    assert right[1] == pytest.approx(right[2], abs=1)
+    if width == 1280:
+        assert text_box["x"] == pytest.approx(map_box["x"], abs=1)
+        assert right[0] == pytest.approx(right[1], abs=1)
+    else:
+        assert right[0] < text_box["x"]
 
 
 def test_light_and_dark(wired_page, open_page):

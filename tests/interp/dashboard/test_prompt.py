@@ -3,8 +3,10 @@
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from interp.dashboard.prompt import MOST_TOKENS, Prompt, PromptError, PromptSpec, make_prompt
+from interp.dashboard.desk import Desk
+from interp.dashboard.prompt import MOST_TOKENS, Prompt, PromptError, PromptSpec, make_prompt, shared_ids
 from interp.dashboard.run import Run
+from interp.dashboard.selection import Selection
 from interp.dashboard.token_pieces import spelling
 
 
@@ -42,6 +44,28 @@ def test_probe_has_as_many_tokens_as_the_vocabulary(wired):
 def test_probe_longer_than_learned_positions(wired):
     refused(wired, "has 129 tokens; this model takes 128", period=43, repeats=3)
     assert len(made(wired, period=32, repeats=4)) == 128
+
+
+def test_two_models_draw_the_same_probe(wired_run, mamba_run, text_run):
+    desk = Desk([str(wired_run), str(mamba_run)])
+    spec = PromptSpec(period=9, repeats=2, seed=4)
+    one, other = (desk.prompt(Selection(run=n, reading="pattern"), spec) for n in (0, 1))
+    assert one.ids == other.ids and one.tokens == other.tokens and max(one.ids) < 13
+    assert one.notes == ("drawn from the 13 tokens that both models have",) and other.notes == ()
+    # Alone the larger vocabulary is drawn from whole: 18 tokens, other ones.
+    assert Desk([str(wired_run)]).prompt(Selection(reading="pattern"), spec).ids != one.ids
+    # The ids of bytes mean something else.
+    mixed = Desk([str(wired_run), str(text_run)])
+    assert mixed.drawable is None
+    assert mixed.prompt(Selection(run=1, reading="pattern"), spec).notes == ()
+
+
+def test_ids_are_shared_where_they_are_spelt_alike(bytes_run):
+    subject = bytes_run.load(0).subject
+    assert shared_ids(subject, subject) == tuple(range(256))
+    twin = Run(bytes_run.path).load(0).subject
+    twin.tokenizer = words("[UNK]")
+    assert shared_ids(subject, twin) is None
 
 
 def test_typed_ids(wired):

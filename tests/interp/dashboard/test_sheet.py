@@ -225,6 +225,29 @@ def test_a_desk_computes_once_and_sees_new_files(wired_run, tmp_path):
     assert desk.heading(chosen) == "run · step 40 · L1H2 · pattern"
 
 
+def test_a_run_takes_in_what_was_written_later(wired_run, tmp_path):
+    import shutil
+
+    run = shutil.copytree(wired_run, tmp_path / "run")
+    later = [shutil.move(run / f"step_000000{step}", tmp_path / str(step)) for step in (20, 40)]
+    desk = Desk([str(run)])
+    assert desk.runs[0].steps == (0, 5, 10)
+    shutil.move(later[1], run / "step_00000040")
+    shutil.rmtree(run / "step_00000005")
+    desk.look_again()
+    # Places stay: open windows name a checkpoint by its place, a deleted one too.
+    assert desk.runs[0].steps == (0, 5, 10, 40)
+    sheet = desk.sheet(
+        Selection(step=3, layer=1, head=2, reading="pattern"), PromptSpec(period=10, repeats=3)
+    )
+    assert sheet.of(2)[15, 6] > 0.9
+    with pytest.raises(DetectionError, match="the checkpoint of step 5 is gone"):
+        desk.sheet(Selection(step=1, layer=1, reading="pattern"), PromptSpec())
+    shutil.rmtree(run)
+    desk.look_again()
+    assert desk.runs[0].steps == (0, 5, 10, 40)
+
+
 def test_a_window_opens_on_the_wired_unit(wired_run, mamba_run):
     desk = Desk([str(wired_run), str(mamba_run)])
     assert desk.opening(0) == {"layer": 1, "head": 2, "reading": "pattern"}

@@ -228,3 +228,14 @@ def test_a_cache_is_bounded_and_forgets_failures():
     with pytest.raises(ZeroDivisionError):
         cache.get("bad", lambda: 1 / 0)
     assert cache.get("bad", lambda: make(1)) == 1
+
+
+def test_a_cache_knows_what_is_being_made():
+    cache, seen = BoundedCache(3), []
+
+    def make():
+        seen.append(cache.begun("x"))
+        return 1
+
+    assert not cache.begun("x") and cache.get("x", make) == 1
+    assert seen == [True] and cache.begun("x") and not cache.begun("y")
