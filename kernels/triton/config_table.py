@@ -48,6 +48,7 @@ _SM_80 = {
     ("attention_match", 64, 4): _c(32, 32, 4, 1),
     ("attention_match", 128, 4): _c(16, 32, 8, 1),
     ("attention_match", 256, 4): _c(16, 16, 8, 1),
+    # Rows of linear_state are those of linear_output, which sets the chunks.
     ("linear_state", 64, 2): _c(64, 64, 4, 3),
     ("linear_state", 128, 2): _c(64, 64, 4, 2),
     ("linear_state", 256, 2): _c(64, 32, 4, 2),
