@@ -23,6 +23,9 @@ class Form(StrEnum):
         Raises:
             ConfigError: no form has this name.
         """
+        # torch.compile (2.11) cannot call an enumeration's class.
+        if isinstance(value, Form):
+            return value
         try:
             return cls(value)
         except ValueError:

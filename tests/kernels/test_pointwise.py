@@ -90,7 +90,8 @@ def test_on_a_gpu(dtype, bound):
         found = []
         for kind in (dtype, torch.float64):
             inputs = [t.detach().to(kind).requires_grad_() for t in (x, gate)]
-            inputs.append(w.to(torch.float64 if kind is torch.float64 else torch.float32).requires_grad_())
+            gain_dtype = torch.float64 if kind is torch.float64 else torch.float32
+            inputs.append(w.clone().to(gain_dtype).requires_grad_())
             y = call(*inputs)
             y.backward(y.detach().double().cos().to(y.dtype))
             found.append([y.detach(), *(t.grad for t in inputs if t.grad is not None)])
