@@ -14,7 +14,7 @@
 | `layout.py`, `controls.py`, `choices.py` | the page |
 | `callbacks.py`, `*_callbacks.py`, `request.py`, `desk.py` | what happens on it |
 | `app.py`, `server.py`, `cli.py` | the app, its guard, the command |
-| `export.py`, `export_*.py` | the same as one self-contained page, `--export FILE` |
+| `export.py`, `export_*` | the same as one self-contained page, `--export FILE` |
 
 The server keeps no state of a window: what is chosen stands in the page and comes with every request.
 """

@@ -1,6 +1,8 @@
 """What cutting a unit's edges costs, at each offset from earlier copies: the numbers behind one figure."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -40,18 +42,23 @@ class CutProfile:
     measured_on: str
 
 
-def cut_profile(
+def cut_profile(run: Run, subject: Subject, prompt: Prompt, *, unit: int, **options: Any) -> CutProfile:
+    """Cut the edges of one unit and of its whole layer; options and errors as `cut_profiles`."""
+    return cut_profiles(run, subject, prompt, cut_units=(unit,), **options)[unit]
+
+
+def cut_profiles(
     run: Run,
     subject: Subject,
     prompt: Prompt,
     *,
     layer: int,
-    unit: int,
+    cut_units: Sequence[int],
     reading: str,
     units: str,
     measured_on: str = "probe",
-) -> CutProfile:
-    """Cut the edges of one unit and of its whole layer, on the standard probe or on the prompt.
+) -> dict[int, CutProfile]:
+    """Cut the edges of each of some units, and of their whole layer, on the standard probe or on the prompt.
 
     Raises:
         DetectionError: a model outside our own mixers; nothing in the prompt that comes again.
@@ -68,13 +75,13 @@ def cut_profile(
         subject.model,
         matches,
         layers=[layer],
-        units=[unit],
+        units=list(cut_units),
         reading=reading,
         mamba_units=units if kind == "mamba1" else None,
         controls=("random", "previous", "taps"),
     )
-    found = replace(_summary(profile.layers[0], unit), n_scored=profile.n_scored, measured_on=measured_on)
-    return found
+    said = {"n_scored": profile.n_scored, "measured_on": measured_on}
+    return {unit: replace(_summary(profile.layers[0], unit), **said) for unit in cut_units}
 
 
 def _probe(run: Run, subject: Subject) -> Matches:

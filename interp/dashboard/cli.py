@@ -79,15 +79,14 @@ def _parser() -> argparse.ArgumentParser:
     exported.add_argument(
         "--steps",
         metavar="STEPS",
-        help="its checkpoints: all, last, numbers, ranges low:high (default: up to 9)",
+        help="its checkpoints: all, last, numbers, ranges low:high (default: up to 9, fewer where there is "
+        "no room)",
     )
     return parser
 
 
 def _check_export(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Wrong usage: what belongs to an exported page alone, or does not belong to one."""
-    if options.export is not None and options.second is not None:
-        parser.error("--export takes one PATH")
+    """Wrong usage: what belongs to an exported page alone."""
     for name in ("prompt", "heads", "steps"):
         if options.export is None and getattr(options, name) is not None:
             parser.error(f"--{name} belongs to --export")
@@ -98,7 +97,8 @@ def _export(options: argparse.Namespace) -> None:
 
     chosen = {"prompts": options.prompt or (), "heads": options.heads, "steps": options.steps}
     try:
-        size = export_page(options.path, options.export, progress=said_on_stderr, **chosen)
+        paths = [options.path, *([options.second] if options.second else [])]
+        size = export_page(paths, options.export, progress=said_on_stderr, **chosen)
     finally:
         said_on_stderr("")
     print(f"{PROG}: {options.export}  ({size / 1e6:.1f} MB, opens from the file)")

@@ -16,7 +16,7 @@ from plotly.offline import get_plotlyjs
 
 from interp.dashboard.choices import KIND_LABELS, READING_LABELS
 from interp.dashboard.desk import Desk
-from interp.dashboard.export_choice import Choice, choose, kind_of_units
+from interp.dashboard.export_choice import MOST_STEPS, Choice, choose, kind_of_units
 from interp.dashboard.export_figures import (
     cut_figure,
     map_figure,
@@ -40,11 +40,15 @@ from interp.report_sections import escaped
 MOST_BYTES = 15_000_000
 # Kept for everything but weights: plotly.js, the script, figures, norms.
 _REST = 5_500_000
+# The same without plotly.js, of a second model.
+_REST_OF_MODEL = 800_000
+# Checkpoints that are tried where they are not named, until the page is small enough.
+FEWER_STEPS = (MOST_STEPS, 7, 5, 4, 3, 2)
 Progress = Callable[[str], None]
 
 
 def export_page(
-    path: str,
+    paths: str | Sequence[str],
     file: str | Path,
     *,
     prompts: Sequence[str] = (),
@@ -52,32 +56,38 @@ def export_page(
     steps: str | None = None,
     progress: Progress = lambda said: None,
 ) -> int:
-    """Write the page of a run or model; returns its size in bytes.
+    """Write the page of a run or model, or of two; returns its size in bytes.
 
     Args:
-        path: As `attention-dashboard PATH`.
+        paths: One or two, as `attention-dashboard PATH PATH2`.
         file: What stands there is replaced by the finished page, and by nothing else.
-        prompts, heads, steps: See `choose`.
+        prompts, heads, steps: See `choose`. Steps that are not named are as many as there is room for.
         progress: Called with a short sentence now and then.
 
     Raises:
         DetectionError: a choice that is not there, or a page of more than 15 MB (it says how to make it
             smaller).
-        CheckpointError, ConfigError: the path cannot be read.
+        CheckpointError, ConfigError: a path cannot be read.
         OSError: the file cannot be written.
     """
     folder = Path(file).resolve().parent
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(folder))
-    desk = Desk([path])
-    choice = choose(desk, prompts=prompts, heads=heads, steps=steps)
-    _check_size(desk, choice)
-    figures, data = FigureSet(), _facts(desk, choice)
-    data |= _maps(desk, choice, figures, progress)
-    data["cuts"] = _cuts(desk, choice, figures, progress)
-    data["states"] = _states(desk, choice, figures, progress)
-    data["training"] = _training(desk, figures, progress)
-    text = _page(desk.runs[0].name, path, data, figures)
+    desk = Desk([paths] if isinstance(paths, str) else paths)
+    named = {"prompts": prompts, "heads": heads, "steps": steps}
+    for most_steps in FEWER_STEPS:
+        choices = choose(desk, most_steps=most_steps, **named)
+        if steps is not None or _estimate(desk, choices) <= MOST_BYTES:
+            break
+    _check_size(desk, choices)
+    figures = FigureSet()
+    data = {
+        "models": [_model(desk, choice, figures, progress) for choice in choices],
+        "reading_labels": READING_LABELS,
+        "themes": {mode: asdict(theme_of(mode)) for mode in MODES},
+        "levels": LEVELS,
+    }
+    text = _page(desk, data, figures)
     size = len(text.encode("utf-8"))
     if size > MOST_BYTES:
         raise _too_large(size)
@@ -85,10 +95,29 @@ def export_page(
     return size
 
 
-def _check_size(desk: Desk, choice: Choice) -> None:
+def _model(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) -> dict[str, Any]:
+    """All that the page has of one model."""
+    return {
+        **_facts(desk, choice),
+        **_maps(desk, choice, figures, progress),
+        "cuts": _cuts(desk, choice, figures, progress),
+        "states": _states(desk, choice, figures, progress),
+        "training": _training(desk, choice, figures, progress),
+    }
+
+
+def _estimate(desk: Desk, choices: Sequence[Choice]) -> int:
+    """Bytes of the page, from the number of its weights: two bytes each, in base64."""
+    size = _REST + _REST_OF_MODEL * (len(choices) - 1)
+    for choice in choices:
+        triangles = sum(len(prompt) * (len(prompt) + 1) // 2 for prompt in choice.prompts)
+        size += n_maps(desk, choice) * triangles * 8 // 3
+    return size
+
+
+def _check_size(desk: Desk, choices: Sequence[Choice]) -> None:
     """Refuse a choice whose weights alone are too much, before anything is computed."""
-    triangles = sum(len(prompt) * (len(prompt) + 1) // 2 for prompt in choice.prompts)
-    size = n_maps(desk, choice) * triangles * 8 // 3 + _REST
+    size = _estimate(desk, choices)
     if size > MOST_BYTES:
         raise _too_large(size)
 
@@ -102,10 +131,10 @@ def _too_large(size: int) -> DetectionError:
 
 def _facts(desk: Desk, choice: Choice) -> dict[str, Any]:
     """What can be chosen, and what a start looks like."""
-    run = desk.runs[0]
+    run = desk.runs[choice.run]
     layers = []
     for layer, units in choice.units.items():
-        facts, kind = run.layers[layer], kind_of_units(desk, layer)
+        facts, kind = run.layers[layer], kind_of_units(run, layer)
         letter = UNIT_LETTERS.get(kind)
         names = [f"L{layer}" + ("" if letter is None else f"{letter}{unit}") for unit in units]
         label = f"{layer} · {KIND_LABELS.get(facts.kind, facts.kind)}"
@@ -118,9 +147,6 @@ def _facts(desk: Desk, choice: Choice) -> dict[str, Any]:
         "layers": layers,
         "first": choice.first,
         "prompts": [_prompt(s, p) for s, p in zip(choice.specs, choice.prompts, strict=True)],
-        "reading_labels": READING_LABELS,
-        "themes": {mode: asdict(theme_of(mode)) for mode in MODES},
-        "levels": LEVELS,
     }
 
 
@@ -139,17 +165,18 @@ def _maps(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) ->
     maps: dict[str, Any] = {}
     weights: dict[str, Any] = {}
     for place, sheet in places(desk, choice):
-        progress(f"weights: step {desk.runs[0].steps[choice.steps[place.step]]:,}, layer {place.layer}")
+        run = desk.runs[choice.run]
+        progress(f"{run.name}, weights: step {run.steps[choice.steps[place.step]]:,}, layer {place.layer}")
         signed, units = bool(sheet.weights.min() < 0), choice.units[place.layer]
         maps[place.name] = {
             "quantity": sheet.quantity,
             "signed": signed,
             "units": {unit: packed(sheet.of(unit)) for unit in units},
         }
-        name = f"map-{place.prompt}-{'signed' if signed else 'plain'}"
+        name = f"map-{choice.run}-{place.prompt}-{'signed' if signed else 'plain'}"
         if name not in figures.figures:
             map_figure(figures, name, sheet)
-        name = f"weight-{place.prompt}"
+        name = f"weight-{choice.run}-{place.prompt}"
         if name in figures.figures or weight_figure(figures, name, sheet):
             weights[place.name] = {unit: weight_values(sheet, unit) for unit in units}
     return {"maps": maps, "weights": weights}
@@ -160,7 +187,7 @@ def _cuts(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) ->
     for key, entry in found.items():
         if key == "remark":
             continue
-        name = f"cut-{key.split('.')[1]}"
+        name = f"cut-{choice.run}-{key.split('.')[1]}"
         profile = entry.pop("profile")
         if name not in figures.figures:
             cut_figure(figures, name, profile)
@@ -174,29 +201,30 @@ def _states(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) 
         if key == "remark":
             continue
         prompt, _, layer = key.split(".")
-        norms, name = entry.pop("norms"), f"state-{prompt}-{layer}"
+        norms, name = entry.pop("norms"), f"state-{choice.run}-{prompt}-{layer}"
         if name not in figures.figures:
             state_figure(figures, name, norms, choice.prompts[int(prompt)].tokens)
     return found
 
 
-def _training(desk: Desk, figures: FigureSet, progress: Progress) -> dict[str, Any] | None:
+def _training(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) -> dict[str, Any] | None:
     """Scores of all checkpoints, not of the chosen ones alone; None for a single model."""
     from interp.detect import detect
 
-    run = desk.runs[0]
+    run = desk.runs[choice.run]
     if len(run.steps) < 2:
         return None
 
     def said(done: int, total: int, _: int) -> None:
         progress(f"training: checkpoint {min(done + 1, total)} of {total}")
 
-    return training_figures(figures, detect(run.path, scores=SCORES, n_maps=0, progress=said))
+    return training_figures(figures, detect(run.path, scores=SCORES, n_maps=0, progress=said), choice.run)
 
 
-def _page(name: str, path: str, data: dict[str, Any], figures: FigureSet) -> str:
+def _page(desk: Desk, data: dict[str, Any], figures: FigureSet) -> str:
     here = Path(__file__).parent
     shell, style, script = ((here / f"export.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    name, path = (" and ".join(getattr(run, part) for run in desk.runs) for part in ("name", "path"))
     plotly = get_plotlyjs().replace("</script", "<\\/script")
     parts = {
         "TITLE": escaped(f"Attention of {name}"),
@@ -206,6 +234,7 @@ def _page(name: str, path: str, data: dict[str, Any], figures: FigureSet) -> str
         "DATA": inert(data),
         "FIGURES": figures.to_script(),
         "PLOTLY": plotly,
+        "VIEWS": (here / "export_views.js").read_text("utf-8"),
         "SCRIPT": script,
     }
     # In one pass: what is put in is not searched again.

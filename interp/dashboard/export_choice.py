@@ -9,6 +9,7 @@ import numpy as np
 from interp.dashboard.desk import Desk
 from interp.dashboard.opening import default_prompt
 from interp.dashboard.prompt import Prompt, PromptSpec, sample_windows
+from interp.dashboard.run import Run
 from interp.dashboard.selection import Selection
 from interp.errors import DetectionError
 from interp.figures.attention_map import induction_targets
@@ -24,9 +25,10 @@ _UNIT = re.compile(r"L(\d+)(?:H(\d+))?", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Specifications and tokens of the prompts, indices of checkpoints, units by layer, and the (layer, unit)
-    that the page opens on."""
+    """Of one model, the desk's `run`: specifications and tokens of the prompts, indices of checkpoints, units
+    of layers, and the (layer, unit) that the page opens on."""
 
+    run: int
     specs: tuple[PromptSpec, ...]
     prompts: tuple[Prompt, ...]
     steps: tuple[int, ...]
@@ -35,87 +37,115 @@ class Choice:
 
 
 def choose(
-    desk: Desk, *, prompts: Sequence[str] = (), heads: str | None = None, steps: str | None = None
-) -> Choice:
-    """The choice for the first run of a desk.
+    desk: Desk,
+    *,
+    prompts: Sequence[str] = (),
+    heads: str | None = None,
+    steps: str | None = None,
+    most_steps: int = MOST_STEPS,
+) -> tuple[Choice, ...]:
+    """The choice for each run of a desk.
 
     Args:
-        prompts: Texts (or ids, without a tokenizer); default a repeated probe and, where the run has held-out
-            windows, the first of them.
+        prompts: Texts (or ids, without a tokenizer); default a repeated probe and, where all runs have
+            held-out windows, the first of them.
         heads: `L0H1,L1H3,L2` (a layer alone is all of its units); default all up to 24 in all, else the 12
-            that put most weight on induction targets.
-        steps: As `detect-induction --steps`; default at most 9, spread evenly with the first and the last.
+            that put most weight on induction targets. Holds for every run.
+        steps: As `detect-induction --steps`; default at most `most_steps`, spread evenly with the first and
+            the last. Holds for every run.
 
     Raises:
         DetectionError: a head, step or prompt that is not there, or a prompt above 512 tokens.
     """
-    run = desk.runs[0]
-    subject = run.load(len(run.steps) - 1).subject
-    specs = tuple(PromptSpec(kind="typed", text=text) for text in prompts)
-    if not specs:
-        specs = (default_prompt(subject),)
-        if run.source.windows is not None and sample_windows(run, subject) is not None:
-            specs += (PromptSpec(kind="sample"),)
-    last = Selection(step=len(run.steps) - 1, reading=run.layers[0].readings[0])
+    specs = tuple(PromptSpec(kind="typed", text=text) for text in prompts) or _default_specs(desk)
+    return tuple(_of_run(desk, run, specs, heads, steps, most_steps) for run in range(len(desk.runs)))
+
+
+def _default_specs(desk: Desk) -> tuple[PromptSpec, ...]:
+    subjects = [run.load(len(run.steps) - 1).subject for run in desk.runs]
+    # The shortest fits all.
+    probe = min(map(default_prompt, subjects), key=lambda spec: spec.period * spec.repeats)
+    sampled = all(
+        run.source.windows is not None and sample_windows(run, subject) is not None
+        for run, subject in zip(desk.runs, subjects, strict=True)
+    )
+    return (probe, PromptSpec(kind="sample")) if sampled else (probe,)
+
+
+def _of_run(
+    desk: Desk,
+    index: int,
+    specs: tuple[PromptSpec, ...],
+    heads: str | None,
+    steps: str | None,
+    most_steps: int,
+) -> Choice:
+    run = desk.runs[index]
+    last = Selection(run=index, step=len(run.steps) - 1, reading=run.layers[0].readings[0])
     made = tuple(desk.prompt(last, spec) for spec in specs)
     for prompt in made:
         if len(prompt) > MOST_TOKENS:
             raise DetectionError(f"a prompt has {len(prompt):,} tokens; an exported page takes {MOST_TOKENS}")
-    named = {step: index for index, step in enumerate(run.steps)}
-    chosen = _spread(run.steps) if steps is None else select_steps(run.steps, steps)
-    indices = tuple(named[step] for step in chosen)
-    units, first = _strongest(desk, specs[0]) if heads is None else _named(desk, heads)
-    return Choice(specs=specs, prompts=made, steps=indices, units=units, first=first)
+    named = {step: place for place, step in enumerate(run.steps)}
+    chosen = _spread(run.steps, most_steps) if steps is None else select_steps(run.steps, steps)
+    places = tuple(named[step] for step in chosen)
+    units, first = _strongest(desk, index, specs[0]) if heads is None else _named(desk, index, heads)
+    return Choice(run=index, specs=specs, prompts=made, steps=places, units=units, first=first)
 
 
-def _spread(steps: Sequence[int]) -> list[int]:
-    if len(steps) <= MOST_STEPS:
+def _spread(steps: Sequence[int], most: int) -> list[int]:
+    if len(steps) <= most:
         return list(steps)
-    return [steps[round(place)] for place in np.linspace(0, len(steps) - 1, MOST_STEPS)]
+    return [steps[round(place)] for place in np.linspace(0, len(steps) - 1, most)]
 
 
-def kind_of_units(desk: Desk, layer: int) -> str:
+def kind_of_units(run: Run, layer: int) -> str:
     """The kind of unit that is exported of a layer: heads, or the whole layer of Mamba-1."""
-    return next(iter(desk.runs[0].layers[layer].n_units))
+    return next(iter(run.layers[layer].n_units))
 
 
-def _n_units(desk: Desk) -> list[int]:
-    return [facts.n_units[kind_of_units(desk, n)] for n, facts in enumerate(desk.runs[0].layers)]
+def _n_units(run: Run) -> list[int]:
+    return [facts.n_units[kind_of_units(run, n)] for n, facts in enumerate(run.layers)]
 
 
-def _named(desk: Desk, heads: str) -> tuple[dict[int, tuple[int, ...]], tuple[int, int]]:
+def _named(desk: Desk, index: int, heads: str) -> tuple[dict[int, tuple[int, ...]], tuple[int, int]]:
     """Units by layer, out of `L0H1,L1`, and the one to open on: the dashboard's, or the first named."""
-    n_units, found, order = _n_units(desk), {}, []
+    n_units, found, order = _n_units(desk.runs[index]), {}, []
+    among = "" if len(desk.runs) == 1 else f" in {desk.runs[index].name}"
     for word in heads.split(","):
         match = _UNIT.fullmatch(word.strip())
         if match is None:
             raise DetectionError(f"head {word.strip()!r}; accepted: L<layer>H<head> or L<layer>, with commas")
         layer = int(match[1])
         if layer >= len(n_units):
-            raise DetectionError(f"head {word.strip()}: the model has layers 0 to {len(n_units) - 1}")
+            raise DetectionError(f"head {word.strip()}: the model has layers 0 to {len(n_units) - 1}{among}")
         units = range(n_units[layer]) if match[2] is None else [int(match[2])]
         if units[-1] >= n_units[layer]:
-            raise DetectionError(f"head {word.strip()}: layer {layer} has heads 0 to {n_units[layer] - 1}")
+            there = f"layer {layer} has heads 0 to {n_units[layer] - 1}"
+            raise DetectionError(f"head {word.strip()}: {there}{among}")
         found.setdefault(layer, set()).update(units)
         order.append((layer, units[0]))
-    opening = desk.opening(0)
+    opening = desk.opening(index)
     first = (opening["layer"], opening["head"])
     first = first if first[1] in found.get(first[0], ()) else order[0]
     return {layer: tuple(sorted(found[layer])) for layer in sorted(found)}, first
 
 
-def _strongest(desk: Desk, spec: PromptSpec) -> tuple[dict[int, tuple[int, ...]], tuple[int, int]]:
+def _strongest(
+    desk: Desk, index: int, spec: PromptSpec
+) -> tuple[dict[int, tuple[int, ...]], tuple[int, int]]:
     """All units where they are few, else those with most weight on the induction targets of a prompt."""
-    n_units = _n_units(desk)
+    run = desk.runs[index]
+    n_units = _n_units(run)
     if sum(n_units) <= MOST_UNITS:
-        opening = desk.opening(0)
+        opening = desk.opening(index)
         every = {layer: tuple(range(n)) for layer, n in enumerate(n_units)}
         return every, (opening["layer"], opening["head"])
-    last, scores = len(desk.runs[0].steps) - 1, {}
-    for layer, facts in enumerate(desk.runs[0].layers):
+    last, scores = len(run.steps) - 1, {}
+    for layer, facts in enumerate(run.layers):
         for reading in facts.readings:
-            options = {"layer": layer, "reading": reading, "units": kind_of_units(desk, layer)}
-            sheet = desk.sheet(Selection(step=last, **options), spec)
+            options = {"layer": layer, "reading": reading, "units": kind_of_units(run, layer)}
+            sheet = desk.sheet(Selection(run=index, step=last, **options), spec)
             dest, src = np.array(induction_targets(sheet.prompt.tokens), dtype=int).reshape(-1, 2).T
             means = np.abs(sheet.weights[:, dest, src]).sum(-1) / max(len(dest), 1)
             for unit, mean in enumerate(means.tolist()):

@@ -67,6 +67,9 @@ def state_figure(figures: FigureSet, name: str, norms: StateNorms, tokens: Any) 
     figures.add(name, draw)
 
 
-def training_figures(figures: FigureSet, report: DetectionReport) -> dict[str, Any]:
-    """Phase plot and score matrices; their frames are by training step."""
-    return {"phase": phase(figures, report, "phase"), "matrices": matrices(figures, report, "matrix")}
+def training_figures(figures: FigureSet, report: DetectionReport, run: int) -> dict[str, Any]:
+    """Phase plot and score matrices of a run; their frames are by training step."""
+    return {
+        "phase": phase(figures, report, f"phase-{run}"),
+        "matrices": matrices(figures, report, f"matrix-{run}"),
+    }

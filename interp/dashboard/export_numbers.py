@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from interp.dashboard.captions import cut_caption, state_caption
+from interp.dashboard.causal import cut_profiles
 from interp.dashboard.desk import Desk
 from interp.dashboard.export_choice import Choice, kind_of_units
 from interp.dashboard.selection import Selection
@@ -46,20 +47,26 @@ def places(desk: Desk, choice: Choice) -> Iterator[tuple[Place, Sheet]]:
     for prompt, spec in enumerate(choice.specs):
         for step, index in enumerate(choice.steps):
             for layer in choice.units:
-                for reading in desk.runs[0].layers[layer].readings:
-                    options = {"layer": layer, "reading": reading, "units": kind_of_units(desk, layer)}
+                for reading in desk.runs[choice.run].layers[layer].readings:
+                    options = {
+                        "layer": layer,
+                        "reading": reading,
+                        "units": kind_of_units(desk.runs[choice.run], layer),
+                    }
                     at = {"prompt": prompt, "step": step, "layer": layer, "reading": reading}
-                    sheet = desk.sheet(Selection(step=index, **options), spec)
+                    sheet = desk.sheet(Selection(run=choice.run, step=index, **options), spec)
                     yield Place(**at, signed=False), sheet
                     if sheet.signed_possible:
-                        signed = Selection(step=index, values="signed", **options)
+                        signed = Selection(run=choice.run, step=index, values="signed", **options)
                         yield Place(**at, signed=True), desk.sheet(signed, spec)
 
 
 def n_maps(desk: Desk, choice: Choice) -> int:
     """An upper bound on the maps of one prompt."""
-    readings = {layer: len(desk.runs[0].layers[layer].readings) for layer in choice.units}
-    forms = {layer: n + ("ssm" in desk.runs[0].layers[layer].readings) for layer, n in readings.items()}
+    readings = {layer: len(desk.runs[choice.run].layers[layer].readings) for layer in choice.units}
+    forms = {
+        layer: n + ("ssm" in desk.runs[choice.run].layers[layer].readings) for layer, n in readings.items()
+    }
     return len(choice.steps) * sum(forms[layer] * len(units) for layer, units in choice.units.items())
 
 
@@ -76,31 +83,32 @@ def cuts(desk: Desk, choice: Choice, progress: Progress) -> dict[str, Any]:
 
     Empty with a remark for models that are too large or not in our own mixers.
     """
-    run = desk.runs[0]
+    run = desk.runs[choice.run]
     if run.load(choice.steps[-1]).subject.n_weights > LARGE_WEIGHTS:
         return {"remark": f"Cuts are left out: the model has more than {LARGE_WEIGHTS:,} weights."}
     wanted = [
-        (step, index, layer, reading, unit)
+        (step, index, layer, reading)
         for step, index in enumerate(choice.steps)
-        for layer, units in choice.units.items()
+        for layer in choice.units
         for reading in run.layers[layer].readings
-        for unit in units
     ]
     found: dict[str, Any] = {}
-    for done, (step, index, layer, reading, unit) in enumerate(wanted):
+    for done, (step, index, layer, reading) in enumerate(wanted):
         progress(done, len(wanted))
-        options = {"layer": layer, "reading": reading, "units": kind_of_units(desk, layer)}
+        options = {"layer": layer, "reading": reading, "units": kind_of_units(run, layer)}
+        subject, units = run.load(index).subject, choice.units[layer]
         try:
-            profile = desk.cuts(Selection(step=index, head=unit, **options), choice.specs[0], "probe")
+            profiles = cut_profiles(run, subject, choice.prompts[0], cut_units=units, **options)
         except DetectionError as error:
             return {"remark": str(error)}
-        found[f"{step}.{layer}.{reading}.{unit}"] = {
-            "profile": profile,
-            "values": [_short(values) for values in profile.cut.values()],
-            "errors": _short(profile.cut_se),
-            "control": profile.random,
-            "caption": cut_caption(profile),
-        }
+        for unit, profile in profiles.items():
+            found[f"{step}.{layer}.{reading}.{unit}"] = {
+                "profile": profile,
+                "values": [_short(values) for values in profile.cut.values()],
+                "errors": _short(profile.cut_se),
+                "control": profile.random,
+                "caption": cut_caption(profile),
+            }
     return found
 
 
@@ -110,10 +118,14 @@ def states(desk: Desk, choice: Choice) -> dict[str, Any]:
     for prompt, spec in enumerate(choice.specs):
         for step, index in enumerate(choice.steps):
             for layer in choice.units:
-                reading = desk.runs[0].layers[layer].readings[0]
-                options = {"layer": layer, "reading": reading, "units": kind_of_units(desk, layer)}
+                reading = desk.runs[choice.run].layers[layer].readings[0]
+                options = {
+                    "layer": layer,
+                    "reading": reading,
+                    "units": kind_of_units(desk.runs[choice.run], layer),
+                }
                 try:
-                    norms = desk.states(Selection(step=index, **options), spec)
+                    norms = desk.states(Selection(run=choice.run, step=index, **options), spec)
                 except DetectionError as error:
                     return {"remark": str(error)}
                 found[f"{prompt}.{step}.{layer}"] = {

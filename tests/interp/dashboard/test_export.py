@@ -12,7 +12,8 @@ from interp.dashboard.cli import main
 from interp.dashboard.desk import Desk
 from interp.dashboard.export import export_page, inert
 from interp.dashboard.export_choice import choose
-from interp.dashboard.export_numbers import LEVELS, n_maps, packed, places
+from interp.dashboard.export_numbers import LEVELS, n_maps, packed
+from interp.dashboard.export_numbers import places as every_place
 from interp.dashboard.prompt import PromptSpec
 from interp.dashboard.selection import Selection
 from interp.errors import DetectionError
@@ -45,10 +46,10 @@ def wired(wired_run, tmp_path_factory):
 
 
 def test_the_page_holds_the_weights_that_the_dashboard_shows(wired, wired_run):
-    data = script(wired, "data")
+    data = script(wired, "data")["models"][0]
     assert data["steps"] == [0, 5, 10, 20, 40] and data["first"] == [1, 2]
     desk = Desk([str(wired_run)])
-    spec = choose(desk).specs[0]
+    spec = choose(desk)[0].specs[0]
     for step, layer, unit in ((4, 1, 2), (0, 1, 2), (4, 0, 3)):
         sheet = desk.sheet(Selection(step=step, layer=layer, reading="pattern"), spec)
         entry = data["maps"][f"0.{step}.{layer}.pattern"]["units"][str(unit)]
@@ -60,9 +61,9 @@ def test_the_page_holds_the_weights_that_the_dashboard_shows(wired, wired_run):
 
 
 def test_costs_norms_bars_and_curves_are_those_of_the_views(wired, wired_run):
-    data, figures = script(wired, "data"), script(wired, "figures")
+    data, figures = script(wired, "data")["models"][0], script(wired, "figures")
     desk = Desk([str(wired_run)])
-    spec, place = choose(desk).specs[0], Selection(step=4, layer=1, reading="pattern", head=2)
+    spec, place = choose(desk)[0].specs[0], Selection(step=4, layer=1, reading="pattern", head=2)
     profile = desk.cuts(place, spec, "probe")
     cut = data["cuts"]["4.1.pattern.2"]
     np.testing.assert_allclose(cut["values"], list(profile.cut.values()), rtol=1e-4)
@@ -72,7 +73,7 @@ def test_costs_norms_bars_and_curves_are_those_of_the_views(wired, wired_run):
     bars = data["weights"]["0.4.1.pattern"]["2"]["values"]
     # Offsets from -2: the fourth is +1.
     assert max(bars) == bars[3] > 0.2
-    assert figures["phase"]["role"] == "phase" and set(figures["phase"]["places"]) == {
+    assert figures["phase-0"]["role"] == "phase" and set(figures["phase-0"]["places"]) == {
         "0",
         "5",
         "10",
@@ -102,7 +103,7 @@ def test_one_file_one_plotly_nothing_from_elsewhere(wired):
 def test_both_readings_of_mamba_and_the_signed_form_are_there(mamba_run, tmp_path):
     file = tmp_path / "mamba.html"
     export_page(str(mamba_run), file, prompts=["1 2 3 1 2 3 1 2"])
-    data = script(file.read_text("utf-8"), "data")
+    data = script(file.read_text("utf-8"), "data")["models"][0]
     names = {key.split(".", 3)[3] for key in data["maps"] if key.startswith("0.0.1.")}
     assert names == {"ssm", "ssm, signed", "block"}
     assert data["maps"]["0.0.1.ssm, signed"]["signed"] and not data["maps"]["0.0.1.ssm"]["signed"]
@@ -129,7 +130,7 @@ def test_packing_keeps_one_part_in_32767(monkeypatch):
 def test_chosen_prompts_heads_and_steps_alone_are_there(wired_run, tmp_path):
     file = tmp_path / "page.html"
     export_page(str(wired_run), file, prompts=["3 1 4 1", "5 5"], heads="L1H2,L0", steps="10:20")
-    data = script(file.read_text("utf-8"), "data")
+    data = script(file.read_text("utf-8"), "data")["models"][0]
     assert [prompt["ids"] for prompt in data["prompts"]] == [[3, 1, 4, 1], [5, 5]]
     assert data["steps"] == [10, 20] and data["first"] == [1, 2]
     assert {layer["layer"]: layer["units"] for layer in data["layers"]} == {0: [0, 1, 2, 3], 1: [2]}
@@ -137,19 +138,20 @@ def test_chosen_prompts_heads_and_steps_alone_are_there(wired_run, tmp_path):
         f"{p}.{s}.{layer}.pattern" for p in (0, 1) for s in (0, 1) for layer in (0, 1)
     }
     # Training has all checkpoints all the same.
-    assert set(script(file.read_text("utf-8"), "figures")["phase"]["places"]) == {"0", "5", "10", "20", "40"}
+    places = script(file.read_text("utf-8"), "figures")["phase-0"]["places"]
+    assert set(places) == {"0", "5", "10", "20", "40"}
 
 
 def test_a_page_opens_on_the_strongest_of_its_heads_or_the_first_named(wired_run):
     desk = Desk([str(wired_run)])
-    assert choose(desk, heads="L0,L1").first == (1, 2)
-    assert choose(desk, heads="L1H3,L0H1").first == (1, 3)
+    assert choose(desk, heads="L0,L1")[0].first == (1, 2)
+    assert choose(desk, heads="L1H3,L0H1")[0].first == (1, 3)
 
 
 def test_of_many_heads_the_strongest_are_taken(wired_run, monkeypatch):
     monkeypatch.setattr("interp.dashboard.export_choice.MOST_UNITS", 4)
     monkeypatch.setattr("interp.dashboard.export_choice.N_STRONGEST", 1)
-    choice = choose(Desk([str(wired_run)]))
+    (choice,) = choose(Desk([str(wired_run)]))
     assert choice.units == {1: (2,)} and choice.first == (1, 2)
 
 
@@ -194,8 +196,8 @@ def test_too_large_a_choice_is_refused_before_anything_is_computed(mamba_run, tm
 def test_the_estimate_counts_the_maps_that_are_made(mamba_run, wired_run):
     for run, prompts in ((mamba_run, ["1 2 1 2"]), (wired_run, ["1 2", "3 3"])):
         desk = Desk([str(run)])
-        choice = choose(desk, prompts=prompts)
-        made = sum(len(choice.units[place.layer]) for place, _ in places(desk, choice))
+        (choice,) = choose(desk, prompts=prompts)
+        made = sum(len(choice.units[place.layer]) for place, _ in every_place(desk, choice))
         assert made == n_maps(desk, choice) * len(prompts)
 
 
@@ -241,7 +243,7 @@ def test_the_command_writes_says_and_replaces(wired_run, tmp_path, capsys):
     assert re.fullmatch(
         rf"attention-dashboard: {re.escape(str(file))}  \(\d\.\d MB, opens from the file\)\n", said.out
     )
-    assert [len(p["ids"]) for p in script(file.read_text("utf-8"), "data")["prompts"]] == [4, 2]
+    assert [len(p["ids"]) for p in script(file.read_text("utf-8"), "data")["models"][0]["prompts"]] == [4, 2]
     assert [p.name for p in tmp_path.iterdir()] == ["page.html"]
 
 
@@ -251,7 +253,6 @@ def test_the_command_writes_says_and_replaces(wired_run, tmp_path, capsys):
         (["RUN", "--export", "x.html", "--heads", "L9"], 1, "error: head L9: the model has layers 0 to 1"),
         (["RUN", "--export", "no/such/x.html"], 1, "no such folder"),
         (["nowhere", "--export", "x.html"], 1, "nowhere"),
-        (["RUN", "RUN", "--export", "x.html"], 2, "--export takes one PATH"),
         (["RUN", "--prompt", "1"], 2, "--prompt belongs to --export"),
         (["RUN", "--heads", "L0"], 2, "--heads belongs to --export"),
         (["RUN", "--steps", "last"], 2, "--steps belongs to --export"),
@@ -267,6 +268,45 @@ def test_wrong_commands_end_in_one_line(wired_run, tmp_path, monkeypatch, capsys
     said = capsys.readouterr().err.strip()
     assert found == status and message in said.splitlines()[-1]
     assert "Traceback" not in said and list(tmp_path.iterdir()) == []
+
+
+def test_two_models_are_on_one_page(wired_run, mamba_run, tmp_path, capsys):
+    file = tmp_path / "two.html"
+    options = ["--export", str(file), "--steps", "last", "--prompt", "1 2 3 1 2 3 1 2", "--heads", "L1"]
+    assert main([str(wired_run), str(mamba_run), *options]) == 0
+    text = file.read_text("utf-8")
+    wired, mamba = script(text, "data")["models"]
+    assert wired["name"] == wired_run.name and mamba["name"] == "mixed" and wired["steps"] == [40]
+    assert wired["prompts"][0]["tokens"] == mamba["prompts"][0]["tokens"]
+    assert set(mamba["maps"]) == {"0.0.1.ssm", "0.0.1.ssm, signed", "0.0.1.block"}
+    desk = Desk([str(wired_run), str(mamba_run)])
+    spec = PromptSpec(kind="typed", text="1 2 3 1 2 3 1 2")
+    for run, model, chosen in (
+        (0, wired, Selection(step=4, layer=1, reading="pattern", head=2)),
+        (1, mamba, Selection(run=1, layer=1, reading="block", units="layer")),
+    ):
+        exact = desk.sheet(chosen, spec).of(chosen.head)
+        entry = model["maps"][f"0.0.1.{chosen.reading}"]["units"][str(chosen.head)]
+        np.testing.assert_allclose(unpacked(entry, 8), exact, atol=np.abs(exact).max() / LEVELS)
+        assert {f"map-{run}-0-plain", f"cut-{run}-1", f"state-{run}-0-1"} <= set(script(text, "figures"))
+    assert text.count("plotly.js v") == 1 and mamba["training"] is None and wired["training"] is not None
+
+
+def test_checkpoints_that_are_not_named_are_fewer_where_there_is_no_room(wired_run, tmp_path, monkeypatch):
+    monkeypatch.setattr(export, "FEWER_STEPS", (5, 3, 2))
+    # Two heads' maps of a checkpoint: 2 * 5050 weights of 8/3 bytes; room for four checkpoints.
+    monkeypatch.setattr(export, "_REST", export.MOST_BYTES - 4 * 2 * 5050 * 8 // 3)
+    export_page(str(wired_run), tmp_path / "page.html", heads="L0H1,L1H2")
+    model = script((tmp_path / "page.html").read_text("utf-8"), "data")["models"][0]
+    assert model["steps"] == [0, 10, 40] and set(model["maps"]) == {
+        f"0.{step}.{layer}.pattern" for step in range(3) for layer in (0, 1)
+    }
+
+
+def test_the_model_that_lacks_a_head_is_named(wired_run, mamba_run, tmp_path):
+    with pytest.raises(DetectionError, match="head L1H3: layer 1 has heads 0 to 0 in mixed"):
+        export_page([str(wired_run), str(mamba_run)], tmp_path / "page.html", heads="L1H3")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_no_text_ends_the_script_that_holds_it():

@@ -17,30 +17,40 @@ NASTY = "</script><script>window.bad=1</script>\"'& שלום 🙂\n\tab ab ab"
 def pages(wired_run, text_run, mamba_run, tmp_path_factory):
     """One page for each run; bytes of the text prompt are fragments of characters."""
     folder = tmp_path_factory.mktemp("exported")
-    for name, run, prompts in (
-        ("wired", wired_run, ()),
-        ("text", text_run, ["ab ab ab", "é🙂", NASTY[:44], "\u202eאב\n\t<b>"]),
-        ("mamba", mamba_run, ["1 2 3 1 2 3 1 2"]),
+    one, nasty = ["1 2 3 1 2 3 1 2"], ["ab ab ab", "é🙂", NASTY[:44], "\u202eאב\n\t<b>"]
+    # Few heads: what takes time is cutting their edges.
+    for name, runs, prompts, heads in (
+        ("wired", [wired_run], (), "L1H1,L1H2,L0H2,L0H3"),
+        ("text", [text_run], nasty, None),
+        ("mamba", [mamba_run], one, None),
+        ("two", [wired_run, mamba_run], one, None),
     ):
-        export_page(str(run), folder / f"{name}.html", prompts=prompts)
+        export_page([str(run) for run in runs], folder / f"{name}.html", prompts=prompts, heads=heads)
     return {path.stem: path.as_uri() for path in folder.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def offline(browser):
+    """One profile without a network for all pages."""
+    found = browser.new_context(viewport={"width": 1280, "height": 1000}, offline=True, color_scheme="light")
+    found.set_default_timeout(15_000)
+    yield found
+    found.close()
+
+
 @pytest.fixture
-def open_file(browser, pages):
+def open_file(offline, pages):
     """Opens a page without a network; at the end nothing may have failed or been asked for."""
-    context = browser.new_context(
-        viewport={"width": 1280, "height": 1000}, offline=True, color_scheme="light"
-    )
-    context.set_default_timeout(15_000)
-    wrong = []
+    opened, wrong = [], []
 
     def watch(request):
         if not request.url.startswith(("file:", "data:", "blob:")):
             wrong.append(f"request to {request.url}")
 
-    def open_at(name, *, mode="light"):
-        page = context.new_page()
+    def open_at(name, *, mode="light", width=1280):
+        page = offline.new_page()
+        opened.append(page)
+        page.set_viewport_size({"width": width, "height": 1000})
         page.emulate_media(color_scheme=mode)
         page.on("request", watch)
         page.on("pageerror", lambda error: wrong.append(f"script error: {error}"))
@@ -50,12 +60,18 @@ def open_file(browser, pages):
         return page
 
     yield open_at
-    context.close()
+    for page in opened:
+        page.close()
     assert wrong == [], json.dumps(wrong, indent=1)
 
 
-def cell(page, dest, src):
-    return page.evaluate("([i, j]) => document.getElementById('map').data[0].z[i][j]", [dest, src])
+def cell(page, dest, src, map="map"):
+    return page.evaluate("([id, i, j]) => document.getElementById(id).data[0].z[i][j]", [map, dest, src])
+
+
+def top(page, map="map"):
+    """Upper end of a map's colours."""
+    return page.evaluate("(id) => document.getElementById(id).data[0].zmax", map)
 
 
 def test_opens_on_the_induction_head_with_its_numbers(open_file):
@@ -151,7 +167,7 @@ def test_readings_of_mamba(open_file):
     assert page.evaluate("document.getElementById('map').data[0].zmin") < 0
     page.select_option("#reading", value="block")
     assert page.evaluate("document.getElementById('map').data[0].zmin") == 0
-    expect(page.locator("#training")).to_be_hidden()
+    expect(page.locator("#training-section")).to_be_hidden()
 
 
 def test_prompts_are_switched_and_their_text_does_nothing(open_file):
@@ -190,11 +206,73 @@ def test_follows_the_systems_mode_and_the_button(open_file, mode):
     assert cell(page, 60, 36) == pytest.approx(0.5, abs=0.01)
 
 
-@pytest.mark.parametrize("width", [420, 1280, 1920])
-def test_fits_the_window(open_file, width):
+def test_two_checkpoints_side_by_side_share_their_colours(open_file):
     page = open_file("wired")
+    expect(page.locator("#map-b")).to_be_hidden()
+    expect(page.locator("#model")).to_be_hidden()
+    page.get_by_label("Compare with a second map").check()
+    page.locator("#step-b").focus()
+    page.keyboard.press("Home")
+    expect(page.locator("#map-heading-b")).to_contain_text("step 0 · L1H2 · pattern")
+    expect(page.locator("#map-heading")).to_contain_text("step 40 · L1H2 · pattern")
+    assert cell(page, 60, 36) == pytest.approx(0.5, abs=0.01) and cell(page, 60, 36, "map-b") < 0.1
+    assert top(page) == top(page, "map-b") == 1
+    # Even attention from the tenth row on reaches to 0.1 at most, and on both maps all the same.
+    page.select_option("#unit-b", label="L1H1")
+    page.select_option("#contrast", value="99")
+    expect(page.locator("#map-caption-b")).to_contain_text("on both maps. The largest weight is 1.000")
+    assert top(page) == top(page, "map-b") < 1
+    # One choice of a token for both.
+    page.locator('#reads-b [data-position="60"]').click()
+    expect(page.locator("#summary")).to_contain_text("@60 reads most from")
+    expect(page.locator("#summary-b")).to_contain_text("(0.016)")
+    cursors = "document.getElementById('phase').layout.shapes.slice(-2).map((one) => one.line.dash)"
+    assert page.evaluate(cursors) == ["dot", "solid"]
+    expect(page.locator("#training-b")).to_be_hidden()
+    for part in ("cut-b", "state-b", "weight-b"):
+        expect(page.locator(f"#{part} .main-svg").first).to_be_visible()
+    page.get_by_label("Compare with a second map").uncheck()
+    expect(page.locator("#map-b")).to_be_hidden()
+
+
+def test_two_models_side_by_side(open_file):
+    page = open_file("two")
+    expect(page.locator("#map-heading-b")).to_contain_text("B mixed · ")
+    expect(page.locator("#prompt-note")).to_contain_text("Both read the same tokens.")
+    page.select_option("#layer-b", label="1 · Mamba-1")
+    expect(page.locator("#map-caption-b")).to_contain_text("share of contribution")
+    page.select_option("#reading-b", value="ssm, signed")
+    expect(page.locator("#map-caption-b")).to_contain_text("from −")
+    expect(page.locator("#map-caption")).to_contain_text("attention, from 0 to 1.000.")
+    expect(page.locator("#reads-b button")).to_have_count(8)
+    expect(page.locator("#training")).to_be_visible()
+    expect(page.locator("#training-b")).to_be_hidden()
+    # The other way round: B's model with checkpoints, A's without.
+    page.select_option("#model", label="mixed")
+    page.select_option("#model-b", index=0)
+    expect(page.locator("#map-heading-b")).to_contain_text("step 40 · L1H2 · pattern")
+    expect(page.locator("#steps")).to_be_hidden()
+    expect(page.locator("#training-b .main-svg").first).to_be_visible()
+    expect(page.locator("#training")).to_be_hidden()
+    page.evaluate("document.getElementById('phase-b').emit('plotly_click', { points: [{ customdata: 12 }] })")
+    expect(page.locator("#map-heading-b")).to_contain_text("step 10 · L1H2")
+
+
+@pytest.mark.parametrize("name, width", [("wired", 420), ("wired", 1280), ("wired", 1920), ("two", 420),
+                                         ("two", 1280), ("two", 1920)])  # fmt: skip
+def test_fits_the_window(open_file, name, width):
+    page = open_file(name, width=1000)
     page.set_viewport_size({"width": width, "height": 1000})
-    # The map is drawn anew for the width; then nothing may stand out to the right.
     expect(page.locator("#map .heatmaplayer image")).to_be_visible()
-    page.wait_for_timeout(500)
-    assert page.evaluate("document.documentElement.scrollWidth - window.innerWidth") <= 0
+    # The maps are drawn anew for the width; then nothing may stand out to the right.
+    page.wait_for_function(
+        """() => document.documentElement.scrollWidth <= window.innerWidth &&
+        [...document.querySelectorAll(".plot .main-svg")].every(
+          (svg) => svg.clientWidth <= svg.closest(".plot").clientWidth)"""
+    )
+
+
+def test_dark_comparison_is_dark_on_both_sides(open_file):
+    page = open_file("two", mode="dark")
+    for map in ("map", "map-b"):
+        assert page.evaluate("(id) => document.getElementById(id).layout.paper_bgcolor", map) == "#15191f"
