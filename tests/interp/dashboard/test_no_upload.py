@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[3]
 # Where a figure is given to plotly.js with a configuration.
 DRAWN = re.compile(r"Plotly\.(?:react|newPlot)\(|\.(?:write_html|to_html|show)\(|dcc\.Graph\(")
 NAMED = {
-    "interp/dashboard/export.js",
+    "interp/dashboard/export_views.js",
     "interp/dashboard/layout.py",
     "interp/report.js",
     "experiments/offset_figure.py",
