@@ -16,8 +16,8 @@ from typing import Any
 RUNS = ("demo-softmax", "demo-mamba1", "demo-mamba2", "demo-linear")
 AT_ONCE = 2
 COLUMNS = (
-    *("run", "strongest cut", "offset", "nats", "prefix", "chance", "copying", "induction", "gain", "onset"),
-    "half",
+    *("run", "task", "strongest cut", "reading", "offset", "nats", "prefix", "chance", "copying"),
+    *("induction", "gain", "onset", "half"),
 )
 
 
@@ -86,13 +86,20 @@ def print_summary(reports: Mapping) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from experiments.runs import load_run
+
     title = "Last checkpoint of each run; gain is the order gain (nats), onset and half are its steps"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in COLUMNS:
-        table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:2] else "right")
+        table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:4] else "right")
     for name, report in reports.items():
-        table.add_row(name, *_cells(report))
-    Console(width=116).print(table)
+        table.add_row(name, load_run(name).data.kind.replace("_", " "), *_cells(report))
+    Console(width=132).print(table)
+    print(
+        "Prefix matching and copying are of the reading whose edges were cut; the report has the others.\n"
+        "Gains of different tasks do not compare. A model can gain from order without any unit that\n"
+        "passes the rule for induction heads."
+    )
 
 
 def _cells(report: Any) -> list[str]:
@@ -102,7 +109,8 @@ def _cells(report: Any) -> list[str]:
     found = {(head.layer, head.head) for head in report.induction_heads()}
     gain = (report.phase_transition or {}).get("order_gain")
     return [
-        f"L{best.layer}" + (f" head {best.head}" if best.unit == "head" else ""),
+        f"L{best.layer}" + (f"H{best.head}" if best.unit == "head" else ""),
+        best.reading,
         f"+{best.offset}",
         f"{best.offset_effect_nats:.2f}",
         f"{best.prefix_matching:.2f}",

@@ -142,7 +142,10 @@ def idealised_pattern(
 def _check(model: LanguageModel, heads: Sequence[Head]) -> None:
     if not heads:
         raise InterventionError("no heads are given; accepted: at least one (layer, head)")
-    for layer, head in heads:
+    for one in heads:
+        if not (isinstance(one, tuple | list) and len(one) == 2):
+            raise InterventionError(f"heads holds {one!r}; accepted: pairs (layer, head), like [(1, 0)]")
+        layer, head = one
         check_layer(model, layer)
         if head is not None:
             check_head(model.blocks[layer].attn, head)

@@ -33,7 +33,7 @@ _WINDOW_TOKENS, _WINDOW_TOKENS_LARGE = 1 << 14, 1 << 12
 def detect(
     target: Any,
     *,
-    steps: Sequence[int] | str | None = None,
+    steps: Sequence[int] | int | str | None = None,
     scores: Sequence[str] | None = None,
     n_sequences: int | None = None,
     period: int | None = None,

@@ -100,8 +100,8 @@ def causal_scores(
 def with_causal(records: Sequence[HeadScore], scores: Sequence[CausalScore]) -> tuple[HeadScore, ...]:
     """The records with the causal test's numbers and verdict.
 
-    The verdict belongs to the unit: every reading of it carries it. `offset` becomes delta* in the reading
-    whose edges were cut; in other readings it stays that of the weights.
+    The verdict belongs to the unit: every reading of it carries it. The numbers belong to the reading whose
+    edges were cut, and so does `offset` = delta*; in other readings the offset stays that of the weights.
     """
     found = {(score.layer, score.unit): score for score in scores}
     return tuple(
@@ -185,16 +185,17 @@ def _score(layer: LayerProfile, row: int, unit: int, copying: float | None) -> C
 
 
 def _decided(record: HeadScore, score: CausalScore) -> HeadScore:
-    own = record.reading == score.reading
+    verdict = {"is_induction": score.is_induction, "decided_by": "causal"}
+    if record.reading != score.reading:
+        return replace(record, **verdict)
     return replace(
         record,
-        offset=score.offset if own else record.offset,
+        offset=score.offset,
         offset_effect_nats=score.effect_nats,
         offset_effect_se_nats=score.effect_se_nats,
         offset_control_nats=score.control_nats,
-        cut_by_offset_nats=score.cut_nats if own else (),
-        cut_first_offset=score.offsets[0] if own else None,
+        cut_by_offset_nats=score.cut_nats,
+        cut_first_offset=score.offsets[0],
         copying_offset=score.copying,
-        is_induction=score.is_induction,
-        decided_by="causal",
+        **verdict,
     )

@@ -52,12 +52,12 @@ class HeadScore(Displayed, display="head"):
     the sources where the probe has one. `prefix_matching_by_sequence` holds the values that the mean is taken
     over.
 
-    The causal test (`interp.induction_test`; None where it was not made): `offset_effect_nats` is what
-    cutting the unit's edges at its strongest offset costs above random edges (`offset_control_nats`),
-    `copying_offset` what those edges copy, `cut_by_offset_nats` the cost at offsets from `cut_first_offset`
-    on. `decided_by` says what
-    `is_induction` rests on: `causal`, or `attention` (prefix matching and copying). `offset` is the strongest
-    offset by causal effect where it was measured in this reading, by weight elsewhere.
+    The causal test (`interp.induction_test`; None where it was not made in this reading):
+    `offset_effect_nats` is what cutting the unit's edges at its strongest offset costs above random edges
+    (`offset_control_nats`), `copying_offset` what those edges copy, `cut_by_offset_nats` the cost at offsets
+    from `cut_first_offset` on. `decided_by` says what `is_induction` rests on: `causal`, or `attention`
+    (prefix matching and copying). `offset` is the strongest offset by causal effect where it was measured in
+    this reading, by weight elsewhere.
     """
 
     layer: int

@@ -108,10 +108,18 @@ def _run_table(reports: Mapping[str, DetectionReport]) -> str:
         cells += [
             _onset(found.get(key), len(report.checkpoints)) for key in ("prefix_matching", "order_gain")
         ]
-        lead = found.get("lead_steps")
-        cells.append("–" if lead is None else f"{number(lead[0], 0)} to {number(lead[1], 0)}")
+        cells.append(_lead(found))
         rows.append(("yes" if n_found else "", cells))
     return '<div class="runs">' + table(head, rows) + "</div>"
+
+
+def _lead(found: Mapping) -> str:
+    if found.get("lead_steps") is None:
+        return "–"
+    names = {"prefix_matching": "prefix matching", "order_gain": "order gain", "in_context_learning": "ICL"}
+    first, second = (names[name] for name in found["lead_of"])
+    low, high = found["lead_steps"]
+    return f"{number(low, 0)} to {number(high, 0)}, {first} over {second}"
 
 
 def _onset(curve: Mapping | None, n_checkpoints: int) -> str:

@@ -1,10 +1,11 @@
 """What a detection report says, in plain words."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from interp.figures.unit_name import several_readings, unit_name
-from interp.records import DetectionReport
+from interp.head_scores import MIN_PREFIX_MATCHING
+from interp.records import DetectionReport, HeadScore
 
 CURVES = {
     "prefix_matching": "prefix matching",
@@ -33,7 +34,9 @@ def heads_sentence(report: DetectionReport) -> str:
     if not last.heads:
         return "No head was scored."
     with_reading = several_readings(last.heads)
-    found = report.induction_heads()
+    # A unit counts once, under the reading that matches prefixes best.
+    found = _each_once(report.induction_heads())
+    n_units = len({(head.layer, head.head) for head in last.heads})
     at = f" at step {last.step:,}" if len(report.checkpoints) > 1 else ""
     if not found:
         best = max(last.heads, key=lambda head: head.prefix_matching)
@@ -41,7 +44,7 @@ def heads_sentence(report: DetectionReport) -> str:
         chance = signed(best.prefix_matching_chance)
         return (
             f"No induction head{at}: the strongest unit, {name}, has prefix matching {score} "
-            f"(chance {chance})."
+            f"(chance {chance}){_failed(best)}."
         )
     named = [
         f"{unit_name(head, with_reading=with_reading)} ({signed(head.prefix_matching)})"
@@ -51,9 +54,24 @@ def heads_sentence(report: DetectionReport) -> str:
     kind = "induction head" if len(found) == 1 else "induction heads"
     chance = signed(found[0].prefix_matching_chance)
     return (
-        f"{len(found)} {kind} among {len(last.heads)} scored units{at}: {', '.join(named)}{more} "
+        f"{len(found)} {kind} among {n_units} scored units{at}: {', '.join(named)}{more} "
         f"(prefix matching; chance {chance})."
     )
+
+
+def _each_once(heads: Iterable[HeadScore]) -> list[HeadScore]:
+    kept: dict[tuple[int, int], HeadScore] = {}
+    for head in heads:
+        kept.setdefault((head.layer, head.head), head)
+    return list(kept.values())
+
+
+def _failed(head: HeadScore) -> str:
+    """What a unit that matches prefixes lacks, where it is copying."""
+    if head.prefix_matching < MIN_PREFIX_MATCHING or head.copying_edge is None or head.copying_edge > 0:
+        return ""
+    rest = "" if head.decided_by == "causal" else ", and no causal test was made"
+    return f", but copies too weakly to be called one (copying {signed(head.copying_edge)}, 0 is asked{rest})"
 
 
 def previous_token_sentence(report: DetectionReport) -> str | None:

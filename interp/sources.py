@@ -82,13 +82,15 @@ class Source:
 
 
 def select_steps(
-    available: Sequence[int], steps: "Sequence[int] | str | None", missing: list[int] | None = None
+    available: Sequence[int],
+    steps: "Sequence[int] | int | str | None",
+    missing: list[int] | None = None,
 ) -> list[int]:
     """The steps that a selection names.
 
     Args:
-        steps: None or `all`; `last`; numbers; or text of numbers and ranges `low:high` (both ends included,
-            either may be missing), with commas between.
+        steps: None or `all`; `last`; a number or several; or text of numbers and ranges `low:high` (both ends
+            included, either may be missing), with commas between.
         missing: Takes the numbers that there is no checkpoint of; None refuses them.
 
     Raises:
@@ -96,6 +98,8 @@ def select_steps(
     """
     if steps is None:
         return list(available)
+    if isinstance(steps, int):
+        steps = [steps]
     parts = steps.split(",") if isinstance(steps, str) else [str(step) for step in steps]
     chosen: set[int] = set()
     names = {"all": ":", "last": str(available[-1])}
@@ -173,7 +177,9 @@ def _folder(path: Path, device: str, bos: int | None | str, via: str) -> Source:
         if revisions is not None:
             return revisions
         empty = "is empty" if not any(path.iterdir()) else "holds no model"
-        raise DetectionError(f"{path} {empty}; accepted: {ACCEPTED}")
+        inside = sorted(p.parent.name for p in path.glob("*/run.json"))
+        runs = f" itself, but runs: {', '.join(inside[:8])}" if inside else ""
+        raise DetectionError(f"{path} {empty}{runs}; accepted: {ACCEPTED}")
     if "model_type" in _read_json(config) and "format" not in _read_json(config):
         return _hugging_face(path, device, bos, via)
     step = _step_of(path)

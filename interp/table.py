@@ -46,15 +46,21 @@ def _heading(report: DetectionReport) -> str:
 
 
 def _series(report: DetectionReport) -> Table:
+    shown = _spread(report.checkpoints, 24)
+    some = "" if len(shown) == len(report.checkpoints) else f" ({len(shown)} of {len(report.checkpoints)})"
     table = Table(
-        box=SIMPLE_HEAD, title="Checkpoints", title_justify="left", pad_edge=False, padding=(0, 1, 0, 0)
+        box=SIMPLE_HEAD,
+        title=f"Checkpoints{some}",
+        title_justify="left",
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     table.add_column("step", justify="right")
     for name in ("loss", "ICL", "repeat loss", "order gain", "hit loss"):
         table.add_column(name, justify="right")
     table.add_column("best prefix matching", justify="left")
     table.add_column("induction", justify="right")
-    for checkpoint in _spread(report.checkpoints, 24):
+    for checkpoint in shown:
         best = max(checkpoint.heads, key=lambda head: head.prefix_matching)
         table.add_row(
             str(checkpoint.step),

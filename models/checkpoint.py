@@ -216,6 +216,12 @@ def _check_folder(folder: Path) -> None:
             f"{folder} has only pickled weights ({pickled[0]}), which are never loaded: "
             "save them as model.safetensors"
         )
+    steps = [name for name in names if name.startswith("step_")]
+    if "config.json" not in names and steps:
+        raise CheckpointError(
+            f"{folder} is a run, not one checkpoint; accepted: a folder in it, like {folder / steps[-1]} "
+            "(list_checkpoints gives all)"
+        )
     for name in ("config.json", "model.safetensors"):
         if name not in names:
             raise CheckpointError(f"{folder} holds no checkpoint: {name} is missing")

@@ -20,7 +20,7 @@ def words(head: HeadScore) -> list[str]:
     """What it is, and on what ground."""
     kind = "an induction head" if head.is_induction else "no induction head"
     effect = head.offset_effect_nats
-    cost = "" if effect is None else f", cutting its edges there costs {signed(effect, 2)} nats"
+    cost = " by weight" if effect is None else f", cutting its edges there costs {signed(effect, 2)} nats"
     return [
         f"{unit_name(head, with_reading=True)}: {kind} by the {head.decided_by} test; prefix matching "
         f"{signed(head.prefix_matching)} (chance {signed(head.prefix_matching_chance)}), strongest offset "

@@ -160,3 +160,11 @@ def test_errors_and_nothing_stays():
     ):
         model(tokens())
     assert not any(m._forward_hooks for m in model.modules())
+
+
+def test_heads_are_pairs():
+    model = build("softmax")
+    for heads, named in (((1, 2), "1"), (["L1H2"], "'L1H2'")):
+        with pytest.raises(InterventionError, match=f"heads holds {named}; accepted: pairs"):
+            with zero_ablated(model, heads):
+                pass

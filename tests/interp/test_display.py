@@ -241,7 +241,7 @@ def test_transitions_and_steering_say_their_numbers(records):
 def test_circuits_have_norms(records):
     unit = records["units"]
     table = unit.to_pandas()
-    assert table.ov_norm[1] == pytest.approx(float((unit.W_V[1] @ unit.W_O[1]).norm()))
+    assert table.ov_norm[1] == pytest.approx(float((unit.W_V[1] @ unit.W_O[1]).detach().norm()))
     assert "SiLU and gate left out" in shown(unit).words
 
 

@@ -107,7 +107,9 @@ def test_detection_fills_effect_offset_and_what_decided(report):
     assert block.offset == 1 and block.prefix_matching == pytest.approx(1, abs=1e-3)
     for head in wired:
         assert head.decided_by == "causal" and head.is_induction
-        assert head.offset_effect_nats > 3 and head.copying_offset == pytest.approx(1, abs=1e-3)
+    assert own.offset_effect_nats > 3 and own.copying_offset == pytest.approx(1, abs=1e-3)
+    # The cut was made in the other reading: its nats do not belong to this one's offset.
+    assert block.offset_effect_nats is None and block.copying_offset is None
     assert own.cut_first_offset == -2 and own.cut_by_offset_nats[5] > 3
     assert max(abs(v) for n, v in enumerate(own.cut_by_offset_nats) if n != 5) < 1e-3
     assert {h.head for h in report.induction_heads()} == {2}

@@ -4,6 +4,7 @@ import dataclasses
 import html
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from interp_reports import NASTY, STEPS, report
@@ -88,6 +89,24 @@ def test_a_series_without_transition_says_so():
     assert flat.phase_transition is None
     assert finding(flat)[0].startswith("No induction head at step 2,000: the strongest unit, L")
     assert finding(flat)[-1].startswith("No phase transition")
+
+
+def test_a_unit_with_two_readings_counts_once(series):
+    last = series.checkpoints[-1]
+    head = series.induction_heads()[0]
+    other = replace(head, reading="block", prefix_matching=head.prefix_matching - 0.1)
+    twice = replace(series, checkpoints=(replace(last, heads=(*last.heads, other)),))
+    assert finding(twice)[0] == (
+        "2 induction heads among 8 scored units: L1H0 pattern (0.95), L1H2 pattern (0.44) "
+        "(prefix matching; chance 0.04)."
+    )
+
+
+def test_a_head_that_matches_and_does_not_copy_says_so(series):
+    last = series.checkpoints[-1]
+    heads = tuple(replace(one, is_induction=False, copying_edge=-0.63) for one in last.heads)
+    none = replace(series, checkpoints=(replace(last, heads=heads),))
+    assert "but copies too weakly to be called one (copying −0.63, 0 is asked" in finding(none)[0]
 
 
 def test_a_lead_that_includes_zero_is_not_called_a_lead(series):

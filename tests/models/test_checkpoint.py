@@ -328,3 +328,10 @@ def test_list_checkpoints(tmp_path):
     shutil.rmtree(run / "step_00000030")
     (run / "step_00000040").mkdir()
     assert "step_00000040 is empty" in refusal(lambda: list_checkpoints(run))
+
+
+def test_a_run_folder_is_not_a_checkpoint(tmp_path):
+    for step in (0, 10):
+        (tmp_path / f"step_{step:08d}").mkdir()
+    with pytest.raises(CheckpointError, match="is a run, not one checkpoint; accepted: .*step_00000010"):
+        load_model(tmp_path)
