@@ -170,6 +170,7 @@ def _fit(
 ) -> tuple[int, int]:
     start = int(subject.bos is not None)
     room = context - start
+    holds = "the context holds" if context == subject.n_ctx else "the training sequences hold"
     if period is not None and period > n_ids:
         raise DetectionError(
             f"vocabulary too small: it has {n_ids} usable tokens of {subject.d_vocab}, --period "
@@ -191,7 +192,7 @@ def _fit(
                 notes.append(
                     f"probe shrunk from {wanted[0]} x {wanted[1]} to {length} x {copies} tokens: the "
                     "vocabulary has "
-                    f"{n_ids} usable tokens, the context holds {context}"
+                    f"{n_ids} usable tokens, {holds} {context}"
                 )
             return length, copies
     if n_ids < MIN_PERIOD:
