@@ -128,7 +128,8 @@ def zoomed(
     x = across.start + np.arange(shown.shape[1]) * block + (block - 1) / 2
     # Above the diagonal nothing is read: blank, as in the whole map.
     z = np.where((x[None] > y[:, None]) & (shown == 0), np.nan, shown).astype(np.float32)
-    names = {"x_names": _names(sheet, x), "y_names": _names(sheet, y)}
+    tokens = sheet.prompt.tokens
+    names = {"x_names": cell_names(tokens, x), "y_names": cell_names(tokens, y)}
     return {
         "z": z,
         "x": x,
@@ -152,9 +153,10 @@ def _inside(ends: tuple[float, float], n: int) -> range:
     return range(start, max(min(int(np.ceil(high + 0.5)), n), start + 1))
 
 
-def _names(sheet: Sheet, places: Float[np.ndarray, " n"]) -> list[str]:
-    at = np.clip(places.round().astype(int), 0, len(sheet.prompt) - 1)
-    return [f"‘{label(sheet.prompt.tokens[i], limit=24)}’ @{i}" for i in at]
+def cell_names(tokens: Sequence[str | bytes], places: Float[np.ndarray, " n"]) -> list[str]:
+    """What hover says of rows or columns at these places."""
+    at = np.clip(places.round().astype(int), 0, len(tokens) - 1)
+    return [f"‘{label(tokens[i], limit=24)}’ @{i}" for i in at]
 
 
 def weight_by_offset(

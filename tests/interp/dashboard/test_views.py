@@ -146,7 +146,8 @@ def test_a_filled_map_is_the_figure(n, sign, targets, mode):
         # The second fill of the same frame has other weights and another limit.
         weights = lower(n, seed)
         weights[0, -1, 0] *= sign
-        one = sheet(weights, [str(place % 40) for place in range(n)])
+        # Other tokens too, of the same number; the last time none comes again.
+        one = sheet(weights, [f"{place % (40 + 1000 * seed)}<" for place in range(n)])
         options = {"targets": targets, "limit": 0.4 + seed, "side": 400, "mode": mode}
         filled = filled_map(one, 0, **options)
         figure = views.attention_view(one, 0, **options)
