@@ -3,6 +3,7 @@ usage.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +20,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         return _run(parser, options)
+    except BrokenPipeError:
+        # The reader of the list went away (`| head`); nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         print("train-lm: stopped before training began", file=sys.stderr)
         return 130
@@ -72,6 +77,7 @@ def _print_runs() -> int:
     width = max(map(len, names))
     for name in names:
         print(f"{name:<{width}}  {load_run(name).description}")
+    sys.stdout.flush()
     return 0
 
 
@@ -122,8 +128,6 @@ def _train(name: str, config, options: argparse.Namespace) -> int:
 
 
 def _progress(name: str, config, options: argparse.Namespace):
-    import os
-
     from experiments.progress import Bar, Progress, Several, TensorBoard
 
     if os.environ.get("RANK", "0") != "0":

@@ -83,7 +83,7 @@ class TrainingConfig(PlainConfig):
         self._require(
             self.batch % self.accumulation == 0, "accumulation", f"a divisor of batch = {self.batch}"
         )
-        self._require(self.threads is None or self.threads > 0, "threads", "a positive number or None")
+        self._require(self.threads is None or 0 < self.threads <= 1024, "threads", "1 to 1024, or None")
         self._require(not (self.cuda_graph and self.accumulation > 1), "accumulation", "1 with cuda_graph")
         self._require(not (self.cuda_graph and self.compile), "compile", "False with cuda_graph")
 
@@ -102,7 +102,7 @@ class CheckpointConfig(PlainConfig):
     training_state: Literal["all", "last"] = "all"
 
     def _check(self) -> None:
-        self._require(self.log_spaced >= 0, "log_spaced", "0 or a positive number")
+        self._require(0 <= self.log_spaced <= 10_000, "log_spaced", "0 to 10,000")
         for start, stop, every in self.windows:
             if not 0 <= start <= stop or every < 1:
                 raise ConfigError(

@@ -15,8 +15,10 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from experiments.errors import in_one_line
 from experiments.seed_interval import cell
 from experiments.trained_runs import Job, available_device, trained
+from models.errors import ConfigError
 
 RESULTS = Path(__file__).parent / "results"
 # Run, and the steps it needs to show its circuit at most seeds where that is more than its own (LOG.md).
@@ -47,6 +49,7 @@ COLUMNS = (
 )
 
 
+@in_one_line
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     options = _parser().parse_args(arguments)
@@ -68,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     for job, folder in trained(missing, options.out, device=device, n_processes=options.processes):
         store.add(job, measure(job, folder, device))
         print(f"measured {job.name}", flush=True)
+    if not store.rows:
+        raise ConfigError(f"{store.path} holds no runs; without --report they are trained and measured")
     (options.results / "offset_table.md").write_text(report(store.rows), encoding="utf-8")
     print(f"wrote {options.results / 'offset_table.md'}")
     return 0
@@ -92,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _steps(run: str, steps: int | None) -> tuple[str, ...]:
-    steps = steps or RUNS[run]
+    steps = RUNS[run] if steps is None else steps
     return () if steps is None else (f"training.steps={steps}",)
 
 

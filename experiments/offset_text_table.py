@@ -17,10 +17,12 @@ from typing import Any
 
 import numpy as np
 
+from experiments.errors import in_one_line
 from experiments.offset_table import RESULTS, Lines, steps_cell, taps_cell
 from experiments.seed_interval import cell
 from experiments.trained_runs import Job, available_device, trained
 from interp.phase_transition import MIN_CHANGE, phase_transition
+from models.errors import ConfigError
 
 CONTROL = "gpu-text-softmax-1l"
 RUNS = (
@@ -41,6 +43,7 @@ SERIES = ("order_gain", "in_context_learning")
 MIN_CHANGE_ABOVE_CONTROL_NATS = 0.05
 
 
+@in_one_line
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     options = _parser().parse_args(arguments)
@@ -56,6 +59,8 @@ def main(arguments: list[str] | None = None) -> int:
     for job, folder in trained(missing, options.out, device=device, n_processes=options.processes):
         store.add(job, measure(job, folder, device, options.every))
         print(f"measured {job.name}", flush=True)
+    if not store.rows:
+        raise ConfigError(f"{store.path} holds no runs; without --report they are trained and measured")
     found = onsets(store.rows)
     (options.results / "onset_text.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     (options.results / "offset_text_table.md").write_text(report(store.rows, found), encoding="utf-8")

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from experiments.errors import in_one_line
 from experiments.offset_table import RESULTS, Lines
 from experiments.seed_interval import cell
 from experiments.trained_runs import Job, available_device, trained
@@ -36,6 +37,7 @@ SHOWN = (
 )
 
 
+@in_one_line
 def main(arguments: list[str] | None = None) -> int:
     """The command."""
     options = _parser().parse_args(arguments)

@@ -133,6 +133,8 @@ class RunFolder:
             record["wall_s"] = float(record["wall_s"])
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{checkpoint / 'training.json'} cannot be read: {error!r}") from error
+        if step != int(checkpoint.name[5:]):
+            raise CheckpointError(f"{checkpoint} holds the state of step {step}: its files were changed")
         if number != FORMAT:
             raise CheckpointError(f"{checkpoint / 'training.json'} has format {number!r}; accepted: {FORMAT}")
         tensors = checkpoint / "training.safetensors"
@@ -163,6 +165,25 @@ class RunFolder:
                 break
             kept.append(line + "\n")
         self._write("metrics.jsonl", "".join(kept).encode())
+
+    def metrics_at(self, step: int) -> dict[str, Any]:
+        """The last record of a step.
+
+        Raises:
+            CheckpointError: metrics.jsonl lacks it: the file is missing or damaged.
+        """
+        path, found = self.path / "metrics.jsonl", None
+        for line in path.read_text("utf-8", errors="replace").splitlines() if path.is_file() else ():
+            try:
+                record = json.loads(line)
+                found = record if record["step"] == step else found
+            except (ValueError, KeyError, TypeError):
+                break
+        if found is None:
+            raise CheckpointError(
+                f"{path} has no record of step {step}, which the run goes on from: it is missing or damaged"
+            )
+        return found
 
     def add_metrics(self, record: dict[str, Any]) -> None:
         """Append one record.

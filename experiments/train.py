@@ -115,6 +115,8 @@ class _Run:
             self.step, self.wall_s = latest[0], record["wall_s"]
         # Every process must have read the last checkpoint before the main one goes on.
         self.placement.wait()
+        if latest is not None and self.placement.is_main:
+            self.record = self.folder.metrics_at(self.step)
         if resume and self.placement.is_main:
             self.folder.cut_metrics(self.step if latest is not None else -1)
         self._update = make_step(self.model, self.optimiser, self.config, self.placement)

@@ -11,6 +11,7 @@ import torch
 from experiments.config import ExperimentConfig, with_settings
 from experiments.runs import load_run
 from models.checkpoint import list_checkpoints
+from models.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,8 @@ def trained(
     Several processes share the device: small models leave most of a GPU idle. The first error is raised once
     those that had begun have ended.
     """
+    if n_processes < 1:
+        raise ConfigError(f"{n_processes} processes; accepted: 1 or more")
     if n_processes == 1:
         for job in jobs:
             _train(job, out / job.name, device)

@@ -26,6 +26,8 @@ from interp.records import SCORES, AttentionMap, CheckpointScores, DetectionRepo
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LanguageModelSubject, LayerView, Subject
 
+# Of sequences, windows, tokens in a period, repeats.
+MOST = 100_000
 # Most window tokens read at every checkpoint, by size of the model.
 _WINDOW_TOKENS, _WINDOW_TOKENS_LARGE = 1 << 14, 1 << 12
 
@@ -84,8 +86,8 @@ def detect(
     wanted = _checked_scores(scores)
     least = {"n_sequences": (n_sequences, 1), "period": (period, 1), "repeats": (repeats, 2)}
     for name, (value, lowest) in {**least, "n_windows": (n_windows, 1)}.items():
-        if value is not None and value < lowest:
-            raise DetectionError(f"{name} {value}; accepted: None or a number from {lowest} up")
+        if value is not None and not lowest <= value <= MOST:
+            raise DetectionError(f"{name} {value}; accepted: None or a number from {lowest} to {MOST:,}")
     # The loss curves take the next seed.
     if not 0 <= seed < (1 << 63) - 1:
         raise DetectionError(f"seed {seed}; accepted: 0 or a positive number below 2^63 - 1")

@@ -167,18 +167,25 @@ def mean(values: Float[Tensor, "*row sequence"]) -> Float[Tensor, "*row"]:
 
 
 def standard_error(values: Float[Tensor, "*row sequence"]) -> Float[Tensor, "*row"]:
-    """Standard error of `mean`; 0 for a single sequence."""
+    """Standard error of `mean`; 0 for a single sequence, NaN for none."""
     filled = ~values.isnan()
     n = filled.sum(-1)
     centred = torch.where(filled, values - values.nanmean(-1, keepdim=True), 0)
-    return (centred.square().sum(-1) / (n - 1).clamp_min(1) / n.clamp_min(1)).sqrt()
+    error = (centred.square().sum(-1) / (n - 1).clamp_min(1) / n.clamp_min(1)).sqrt()
+    return torch.where(n > 0, error, torch.nan)
 
 
 def _checked(chosen: Sequence[int] | None, n: int, name: str) -> Sequence[int]:
-    for one in chosen or ():
+    if chosen is None:
+        return range(n)
+    if not len(chosen):
+        raise DetectionError(f"no {name} is given; accepted: None, or some of 0..{n - 1}")
+    for one in chosen:
+        if not isinstance(one, int):
+            raise DetectionError(f"{name} {one!r} is no whole number; accepted: 0..{n - 1}")
         if not 0 <= one < n:
             raise DetectionError(f"{name} index {one} is out of range; accepted: 0..{n - 1}")
-    return range(n) if chosen is None else chosen
+    return chosen
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -100,6 +100,8 @@ def make_plan(
         loss_shape = shape
     options = {"ids": ids, "bos": subject.bos}
     count = n_sequences or N_SEQUENCES
+    if count == 1:
+        notes.append("one sequence: standard errors read 0, and the causal test rests on the effect alone")
     loss_count = n_sequences or (N_SEQUENCES if subject.n_weights > LARGE_WEIGHTS else N_LOSS_SEQUENCES)
     late_early = _positions(windows, notes)
     return Plan(

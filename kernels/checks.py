@@ -39,6 +39,8 @@ TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **sizes: int) -> dict[str, int]:
     """Bind axis names to sizes over all tensors of a call; absent (None) tensors are passed over.
 
+    Widths (`d_*`) and channels are at least 1.
+
     Args:
         operator: Name used in the error.
         axes: Tensor name to (tensor, "axis axis ..."). The same axis name must have the same size everywhere.
@@ -66,6 +68,10 @@ def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **size
         elif tensor.device != device[1]:
             raise KernelError(f"{operator}: {name} is on {tensor.device}, but {device[0]} is on {device[1]}")
         for axis, size in zip(names, tensor.shape, strict=True):
+            if size == 0 and (axis.startswith("d_") or axis == "channel"):
+                raise KernelError(
+                    f"{operator}: {name} has shape {tuple(tensor.shape)} for [{spec}]; {axis} is 1 or more"
+                )
             if sizes.setdefault(axis, size) != size:
                 raise KernelError(
                     f"{operator}: {name} has shape {tuple(tensor.shape)} for [{spec}], "

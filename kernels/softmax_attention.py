@@ -112,8 +112,15 @@ def chunked(
             t.transpose(1, 2) for t in (q, k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2))
         ]
         output = F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=_scale(q, scale))
-        return output.transpose(1, 2)
+        return output.transpose(1, 2) + _not_finite(q, k).to(output.dtype)
     return _blocked(q, k, v, scale, window, sink)[0].transpose(1, 2).to(v.dtype)
+
+
+def _not_finite(q: Queries, k: Keys) -> Float[Tensor, "batch dest head 1"]:
+    """0, and NaN from where a query, or a key before it, is not finite: torch's CPU kernel drops those."""
+    q, k = q.detach(), k.detach()
+    keys = (k * 0).sum(-1, keepdim=True).cumsum(1).repeat_interleave(q.shape[2] // k.shape[2], 2)
+    return (q * 0).sum(-1, keepdim=True) + keys
 
 
 @without_autocast

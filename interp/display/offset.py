@@ -88,5 +88,5 @@ def figure(profile: OffsetProfile | LayerProfile, mode: str) -> go.Figure | None
     found = {_name(layer, row): mean(layer.cut[row]).tolist() for layer, row in rows}
     random = [float(mean(layer.random[row])) for layer, row in rows if layer.random is not None]
     controls = {"random edges": sum(random) / len(random)} if random else None
-    options = {"first_offset": rows[0][0].offsets[0], "controls": controls, "mode": mode}
+    options = {"offsets": rows[0][0].offsets, "controls": controls, "mode": mode}
     return offset_profile(found, quantity="cost of the cut (nats)", **options)

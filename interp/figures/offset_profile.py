@@ -13,6 +13,7 @@ def offset_profile(
     profiles: Mapping[str, Sequence[float]],
     *,
     first_offset: int = 1,
+    offsets: Sequence[int] | None = None,
     controls: Mapping[str, float] | None = None,
     quantity: str = "weight",
     mode: str = "light",
@@ -23,22 +24,26 @@ def offset_profile(
     Args:
         profiles: Values by name; value k belongs to offset `first_offset` + k. Offset 1 is the token after
             the earlier copy, the textbook induction target.
-        first_offset: Offset of the first value.
+        first_offset: Offset of the first value, where they follow one another.
+        offsets: Offset of each value, where they do not.
         controls: Values by name drawn as lines across: what chance or a random edge gives.
         quantity: Name of the y axis, with its unit.
         mode: `light` or `dark`.
         title: Of the figure.
 
     Raises:
-        ValueError: no profile.
+        ValueError: no profile, or another number of values than of offsets.
     """
     if not profiles:
         raise ValueError("no profile to draw; give at least one")
+    for name, values in profiles.items():
+        if offsets is not None and len(offsets) != len(values):
+            raise ValueError(f"{name} has {len(values)} values for {len(offsets)} offsets; accepted: as many")
     theme, figure = theme_of(mode), go.Figure()
     for (name, values), colour, fill in zip(profiles.items(), theme.series * 4, FILLS * 4, strict=False):
         pattern = {"shape": fill, "fgcolor": theme.background, "fillmode": "overlay"} | {"size": 7}
         figure.add_bar(
-            x=np.arange(len(values)) + first_offset,
+            x=np.arange(len(values)) + first_offset if offsets is None else list(offsets),
             y=np.asarray(values, dtype=np.float64),
             name=name,
             marker={"color": colour, "line": {"width": 0}, "pattern": pattern},

@@ -149,3 +149,22 @@ def test_the_null_report_counts_what_passes():
     text = calibrate_null.report(rows)
     assert "Passed by mistake: 1 of 10" in text and "below 0.3942 with 95%" in text
     assert "| untrained, std 0.02 | 10 |" in text
+
+
+@pytest.mark.parametrize(
+    ("module", "arguments", "message"),
+    [
+        (offset_table, ["--only", "copy-softmax", "--steps", "0"], "steps is 0"),
+        (offset_table, ["--only", "copy-softmax", "--set", "training.stepz=1"], "no setting"),
+        (offset_table, ["--report"], "holds no runs"),
+        (offset_text_table, ["--report"], "holds no runs"),
+        (recall_interchange, ["--only", "recal"], "no run named 'recal'"),
+        (recall_interchange, ["--processes", "0"], "0 processes; accepted: 1 or more"),
+    ],
+)
+def test_wrong_options_of_the_tables_are_one_line(tmp_path, capsys, module, arguments, message):
+    common = ["--out", str(tmp_path / "runs"), "--results", str(tmp_path / "results")]
+    assert module.main([*common, *arguments]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1 and message in captured.err
+    assert not list(tmp_path.glob("results/*.md"))

@@ -111,6 +111,22 @@ def test_resume_of_a_finished_run_changes_nothing(straight):
     assert (straight / "metrics.jsonl").read_bytes() == before
 
 
+def test_resume_refuses_a_log_or_a_checkpoint_that_was_changed(tmp_path):
+    config = small_run(steps=40, every=20)
+    train(config, tmp_path)
+    log = tmp_path / "metrics.jsonl"
+    kept = log.read_text()
+    for text in (None, kept[: len(kept) // 2]):
+        log.unlink() if text is None else log.write_text(text)
+        with pytest.raises(CheckpointError, match="metrics.jsonl has no record of step 40"):
+            train(config, tmp_path, resume=True)
+    assert log.read_text() == kept[: len(kept) // 2]
+    log.write_text(kept)
+    (tmp_path / "step_00000040").rename(tmp_path / "step_00000050")
+    with pytest.raises(CheckpointError, match="step_00000050 holds the state of step 40"):
+        train(config, tmp_path, resume=True)
+
+
 def test_another_seed_gives_other_weights(straight, tmp_path):
     config = with_settings(small_run(steps=20, every=20), ["seeds.data=1"])
     train(config, tmp_path / "data")

@@ -52,6 +52,14 @@ def test_a_run_prints_one_line(tiny, tmp_path, capsys):
     assert json.loads((tmp_path / "quiet/run.json").read_text())["config"]["training"]["steps"] == 2
 
 
+def test_a_finished_run_resumed_prints_its_line(tiny, tmp_path, capsys):
+    arguments = [tiny, "--out", str(tmp_path / "run"), "--device", "cpu"]
+    assert main(arguments) == 0
+    first = capsys.readouterr().out
+    assert main([*arguments, "--resume"]) == 0
+    assert capsys.readouterr().out == first
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
@@ -133,7 +141,13 @@ def test_damaged_training_state(tiny, tmp_path, capsys, text):
     assert main(words) == 0
     (tmp_path / "run/step_old").mkdir()
     (tmp_path / "run/step_old/training.json").write_text("{}")
-    (tmp_path / "run/metrics.jsonl").write_text("3\n")
+    log = tmp_path / "run/metrics.jsonl"
+    kept = log.read_text()
+    log.write_text("3\n")
+    assert main([*words, "--resume"]) == 1
+    assert "has no record of step 4" in capsys.readouterr().err
+    # A broken line after the checkpoint's record is what a kill leaves.
+    log.write_text(kept + "{")
     assert main([*words, "--resume"]) == 0
     last = tmp_path / "run/step_00000004"
     if text is None:

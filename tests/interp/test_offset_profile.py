@@ -257,3 +257,26 @@ def test_offsets_layers_and_heads_out_of_range_are_refused():
         offset_profile(model, matches, offsets=(0,)).layers[0].best()
     with pytest.raises(DetectionError, match="unknown controls tap; accepted: random"):
         offset_profile(model, matches, controls=("tap",))
+
+
+def test_offsets_with_gaps_are_drawn_where_they_are():
+    model = constructed_model("softmax")[0]
+    profile = offset_profile(model, probe_matches(probe()), offsets=[3, 1, -1], controls=())
+    drawn = profile.figure().data
+    assert all(list(bars.x) == [3, 1, -1] for bars in drawn)
+    peak = max(drawn, key=lambda bars: max(bars.y))
+    assert peak.x[int(peak.y.argmax())] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": []}, "no layer is given"),
+        ({"units": []}, "no head is given"),
+        ({"layers": [1.0]}, "layer 1.0 is no whole number"),
+    ],
+)
+def test_layers_and_units_that_are_none(options, message):
+    model = constructed_model("softmax")[0]
+    with pytest.raises(DetectionError, match=message):
+        offset_profile(model, probe_matches(probe()), **options)

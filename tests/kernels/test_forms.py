@@ -207,3 +207,15 @@ def test_the_public_operators_name_every_form():
         ]
         expected = 2 * (1 - torch.exp(torch.tensor(-1.0)).item())
         assert s4d.s4d(one[0], *modes, form=form)[0].item() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("seq", [2, 6, 15, 40])
+@pytest.mark.parametrize("broken", ["query", "key"])
+def test_what_is_not_finite_stays_so_in_every_form_of_softmax(seq, broken):
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(1, seq, 2, 8) for _ in range(3))
+    (q if broken == "query" else k)[0, seq // 2, 1, 3] = torch.nan
+    expected = softmax_attention.parallel(q, k, v)
+    found = softmax_attention.chunked(q, k, v)
+    assert torch.equal(found.isnan(), expected.isnan()) and expected.isnan().any()
+    torch.testing.assert_close(found, expected, equal_nan=True)

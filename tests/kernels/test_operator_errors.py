@@ -198,3 +198,14 @@ def test_scan_gradients_against_finite_differences():
     inputs = [torch.rand(s, generator=g, dtype=torch.float64) for s in shapes]
     inputs[2] = -inputs[2]
     assert torch.autograd.gradcheck(CheckpointedScan.apply, [x.requires_grad_() for x in inputs])
+
+
+def test_a_width_of_zero_is_refused_in_every_form():
+    q = torch.zeros(1, 3, 2, 0)
+    for form in (softmax_attention.chunked, softmax_attention.parallel):
+        with pytest.raises(KernelError, match="d_head is 1 or more"):
+            form(q, q, torch.zeros(1, 3, 2, 4))
+    u, a, b = torch.zeros(1, 3, 4), torch.zeros(4, 0), torch.zeros(1, 3, 0)
+    for form in (selective_scan.chunked, selective_scan.parallel):
+        with pytest.raises(KernelError, match="d_state is 1 or more"):
+            form(u, u, a, b, b)
