@@ -3,7 +3,7 @@
 | file | noun |
 | --- | --- |
 | `run.py` | a model series on disk, its choices and its loaded checkpoints |
-| `cache.py` | what was computed, bounded in size |
+| `cache.py`, `ahead.py` | what was computed, bounded in size, and what will be |
 | `prompt.py`, `token_pieces.py` | the tokens that are read, and how each is spelt |
 | `sheet.py` | one layer's weights on one prompt |
 | `causal.py`, `states.py`, `scoring.py` | cuts, recurrent states, scores over training |

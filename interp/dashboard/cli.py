@@ -121,7 +121,7 @@ def _serve(options: argparse.Namespace) -> None:
     paths = [options.path, *([options.second] if options.second else [])]
     said_on_stderr(f"opening {' and '.join(paths)} ...")
     try:
-        desk = Desk(paths)
+        desk = Desk(paths, ahead=True)
     finally:
         said_on_stderr("")
     server = serve_on(make_app(desk).server, options.host, options.port)

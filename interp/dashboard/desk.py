@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from interp.dashboard.ahead import Ahead
 from interp.dashboard.cache import BoundedCache
 from interp.dashboard.causal import CutProfile, cut_profile
 from interp.dashboard.messages import attempt
@@ -28,17 +30,21 @@ MOST_INPUT_BYTES = 128 << 20
 class Desk:
     """Open runs. Every method is a function of its arguments and of the files on disk.
 
+    Args:
+        ahead: Read the checkpoints beside a chosen one in the background (small models).
+
     Raises:
         DetectionError, CheckpointError, ConfigError: a path that cannot be read; its last checkpoint is
             loaded at once, so that this is said before the page opens.
     """
 
-    def __init__(self, paths: Sequence[str]):
+    def __init__(self, paths: Sequence[str], *, ahead: bool = False):
         models = model_cache()
         self.runs = tuple(Run(path, models=models) for path in paths)
         for run in self.runs:
             _ = run.layers
         self.scoring = Scoring()
+        self.ahead = Ahead() if ahead else None
         self._sheets = BoundedCache(MOST_SHEET_BYTES, lambda sheet: sheet.n_bytes)
         self._inputs = BoundedCache(MOST_INPUT_BYTES, lambda inputs: inputs.n_bytes)
         self._small = BoundedCache(512)
@@ -89,6 +95,20 @@ class Desk:
                 return read_sheet(loaded.subject, prompt, **options)
 
         return self._sheets.get((*key, *options.values()), make)
+
+    def prepare(self, chosen: Sequence[Selection], spec: PromptSpec) -> None:
+        """Have the next and the former checkpoint of each side read before they are asked for."""
+        if self.ahead is None:
+            return
+        beside = [
+            replace(one, step=one.step + side)
+            for side in (1, -1)
+            for one in chosen
+            if 0 <= one.step + side < len(self.run(one).steps)
+            and self.load(one).subject.n_weights <= LARGE_WEIGHTS
+        ]
+        # An error is said when the checkpoint is asked for.
+        self.ahead.wish([lambda one=one: attempt(lambda: self.sheet(one, spec)) for one in beside])
 
     def cuts(self, selection: Selection, spec: PromptSpec, measured_on: str) -> CutProfile:
         """The causal offset profile of the chosen unit."""

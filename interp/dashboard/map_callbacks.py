@@ -45,6 +45,9 @@ def _maps(app: Dash, desk: Desk) -> None:
         found = request.each(
             lambda chosen, spec: (desk.sheet(chosen, spec), _unit(desk.sheet(chosen, spec), chosen))
         )
+        drawn = [side for side, (sheet, _) in found.items() if sheet is not None]
+        if drawn:
+            desk.prepare([Selection.of(request.raw[side]) for side in drawn], PromptSpec.of(request.spec))
         good = {side: sheet for side, (sheet, _) in found.items() if sheet is not None}
         limits = _limits(good, 99.0 if contrast == "percentile" else 100.0)
         size = _side(room, len(found))

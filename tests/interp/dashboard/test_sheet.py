@@ -1,5 +1,7 @@
 """Sheets, cuts and states against models whose circuit is known, and readings computed on their own."""
 
+import threading
+
 import hf_models
 import numpy as np
 import pytest
@@ -7,6 +9,7 @@ import torch
 from language_models import build
 
 from interp.bridge_subject import open_bridge
+from interp.dashboard.ahead import Ahead
 from interp.dashboard.causal import cut_profile
 from interp.dashboard.desk import Desk
 from interp.dashboard.mixer_inputs import MixerInputs
@@ -223,6 +226,38 @@ def test_a_desk_computes_once_and_sees_new_files(wired_run, tmp_path):
     shutil.copytree(run / "step_00000000", run / "step_00000040", copy_function=shutil.copy)
     assert desk.sheet(chosen, spec).of(2)[15, 6] < 0.2
     assert desk.heading(chosen) == "run · step 40 · L1H2 · pattern"
+
+
+def test_the_checkpoints_beside_are_read_before_they_are_chosen(wired_run, monkeypatch):
+    read = []
+
+    def counted(subject, prompt, **options):
+        read.append(threading.current_thread() is threading.main_thread())
+        return read_sheet(subject, prompt, **options)
+
+    monkeypatch.setattr("interp.dashboard.desk.read_sheet", counted)
+    desk, spec = Desk([str(wired_run)], ahead=True), PromptSpec(period=10, repeats=3)
+    chosen = Selection(step=3, layer=1, head=2, reading="pattern")
+    desk.sheet(chosen, spec)
+    desk.prepare([chosen], spec)
+    assert desk.ahead.idle.wait(20)
+    assert read == [True, False, False]
+    for step, strength in ((4, 0.9), (2, 0.2)):
+        sheet = desk.sheet(Selection(step=step, layer=1, head=2, reading="pattern"), spec)
+        assert bool(sheet.of(2)[15, 6] > 0.9) is (strength == 0.9)
+    assert len(read) == 3
+    # Nothing lies beyond the ends, and without being told to nothing is read ahead.
+    desk.prepare([Selection(step=4, layer=0, reading="pattern")], spec)
+    assert desk.ahead.idle.wait(20) and len(read) == 4
+    Desk([str(wired_run)]).prepare([chosen], spec)
+    assert len(read) == 4
+
+
+def test_a_newer_wish_replaces_what_is_not_begun():
+    done, ahead = [], Ahead(pause=0.2)
+    ahead.wish([lambda: done.append("old")] * 3)
+    ahead.wish([lambda: done.append("new")])
+    assert not ahead.idle.is_set() and ahead.idle.wait(20) and done == ["new"]
 
 
 def test_a_run_takes_in_what_was_written_later(wired_run, tmp_path):
