@@ -8,7 +8,8 @@ from flask import Response
 
 from interp.dashboard import callbacks, map_callbacks, training_callbacks, view_callbacks
 from interp.dashboard.desk import Desk
-from interp.dashboard.layout import page
+from interp.dashboard.layout import page, page_without_model
+from interp.dashboard.messages import attempt
 
 # Longest request: a prompt of the longest text, and room.
 MOST_REQUEST_BYTES = 4 << 20
@@ -34,7 +35,8 @@ def make_app(desk: Desk) -> Dash:
 
     def fresh_page() -> Any:
         desk.look_again()
-        return page(desk)
+        made, error = attempt(lambda: page(desk))
+        return made if error is None else page_without_model(error)
 
     app.layout = fresh_page
     for part in (callbacks, map_callbacks, view_callbacks, training_callbacks):

@@ -50,7 +50,8 @@ def _offer_checkpoints(app: Dash, desk: Desk, side: str) -> None:
         last = len(run.steps) - 1
         layers = choices.layer_options(run)
         marks = choices.step_marks(run.steps)
-        return max(last, 1), marks, last, list(run.steps), last == 0, layers, choices.kept(layer, layers)
+        kept = choices.kept(layer, layers)
+        return max(last, 1), marks, run.newest(), list(run.steps), last == 0, layers, kept
 
 
 def _offer_units(app: Dash, desk: Desk, side: str) -> None:

@@ -130,7 +130,8 @@ def _run_label(runs: tuple[Run, ...], n: int) -> str:
 def _checkpoint(side: str, run: Run) -> html.Div:
     last = len(run.steps) - 1
     slider = dcc.Slider(
-        id=f"{side}-step", min=0, max=max(last, 1), step=1, value=last, marks=choices.step_marks(run.steps),
+        id=f"{side}-step", min=0, max=max(last, 1), step=1, value=run.newest(),
+        marks=choices.step_marks(run.steps),
         allow_direct_input=False, included=False,
     )  # fmt: skip
     play = html.Button("Play", id=f"{side}-play", type="button", n_clicks=0)

@@ -34,8 +34,8 @@ class Desk:
         ahead: Read the checkpoints beside a chosen one in the background (small models).
 
     Raises:
-        DetectionError, CheckpointError, ConfigError: a path that cannot be read; its last checkpoint is
-            loaded at once, so that this is said before the page opens.
+        DetectionError, CheckpointError, ConfigError: a path that cannot be read; its newest checkpoint that
+            can be is loaded at once, so that this is said before the page opens.
     """
 
     def __init__(self, paths: Sequence[str], *, ahead: bool = False):
@@ -57,7 +57,7 @@ class Desk:
     @cached_property
     def drawable(self) -> tuple[int, ...] | None:
         """What probes draw from where two models are open and mean the same by an id; else None."""
-        last = [run.load(len(run.steps) - 1).subject for run in self.runs]
+        last = [run.load(run.newest()).subject for run in self.runs]
         return shared_ids(*last) if len(last) == 2 else None
 
     def run(self, selection: Selection) -> Run:
@@ -146,9 +146,18 @@ class Desk:
     def opening(self, index: int) -> dict[str, Any]:
         """What a new window shows of a run: the unit that reads most at an offset from earlier copies."""
         run = self.runs[index]
-        loaded = run.load(len(run.steps) - 1)
+        newest = run.newest()
+        loaded = run.load(newest)
         with loaded.lock:
-            return self._small.get(("opening", run.path), lambda: opening(run, loaded.subject))
+            return self._small.get(("opening", *run.key(newest)), lambda: opening(run, loaded.subject))
+
+    def unread(self) -> list[str]:
+        """A sentence for each checkpoint that windows do not open on because it cannot be read."""
+        return [
+            f"{run.name}: step {step:,} cannot be read: {why}"
+            for run in self.runs
+            for step, why in run.unreadable(run.newest() + 1).items()
+        ]
 
     def heading(self, selection: Selection) -> str:
         """`demo-softmax · step 750 · L1H0 · pattern`."""

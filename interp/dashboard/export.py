@@ -27,7 +27,7 @@ from interp.dashboard.export_figures import (
 )
 from interp.dashboard.export_numbers import LEVELS, cuts, n_maps, packed, places, states
 from interp.dashboard.prompt import Prompt, PromptSpec
-from interp.dashboard.scoring import SCORES
+from interp.dashboard.scoring import scored
 from interp.errors import DetectionError
 from interp.figures.theme import MODES, theme_of
 from interp.figures.token_text import visible
@@ -209,8 +209,6 @@ def _states(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) 
 
 def _training(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) -> dict[str, Any] | None:
     """Scores of all checkpoints, not of the chosen ones alone; None for a single model."""
-    from interp.detect import detect
-
     run = desk.runs[choice.run]
     if len(run.steps) < 2:
         return None
@@ -218,7 +216,8 @@ def _training(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress
     def said(done: int, total: int, _: int) -> None:
         progress(f"training: checkpoint {min(done + 1, total)} of {total}")
 
-    return training_figures(figures, detect(run.path, scores=SCORES, n_maps=0, progress=said), choice.run)
+    report, _ = scored(run, said)
+    return training_figures(figures, report, choice.run)
 
 
 def _page(desk: Desk, data: dict[str, Any], figures: FigureSet) -> str:

@@ -62,7 +62,7 @@ def choose(
 
 
 def _default_specs(desk: Desk) -> tuple[PromptSpec, ...]:
-    subjects = [run.load(len(run.steps) - 1).subject for run in desk.runs]
+    subjects = [run.load(run.newest()).subject for run in desk.runs]
     # The shortest fits all.
     probe = min(map(default_prompt, subjects), key=lambda spec: spec.period * spec.repeats)
     sampled = all(
@@ -81,7 +81,12 @@ def _of_run(
     most_steps: int,
 ) -> Choice:
     run = desk.runs[index]
-    last = Selection(run=index, step=len(run.steps) - 1, reading=run.layers[0].readings[0])
+    last = Selection(
+        run=index,
+        step=run.newest(),
+        reading=run.layers[0].readings[0],
+        units=kind_of_units(run, 0),
+    )
     made = tuple(desk.prompt(last, spec) for spec in specs)
     for prompt in made:
         if len(prompt) > MOST_TOKENS:
@@ -141,7 +146,7 @@ def _strongest(
         opening = desk.opening(index)
         every = {layer: tuple(range(n)) for layer, n in enumerate(n_units)}
         return every, (opening["layer"], opening["head"])
-    last, scores = len(run.steps) - 1, {}
+    last, scores = run.newest(), {}
     for layer, facts in enumerate(run.layers):
         for reading in facts.readings:
             options = {"layer": layer, "reading": reading, "units": kind_of_units(run, layer)}

@@ -55,8 +55,9 @@ LEDES = {
 def page(desk: Desk) -> html.Div:
     """The whole page for one window."""
     names = " and ".join(run.path for run in desk.runs)
+    unread = [html.P(said, className="status error", role="status") for said in desk.unread()]
     header = html.Header(
-        [html.H1("Attention dashboard"), html.P(names, className="path")], className="page-header"
+        [html.H1("Attention dashboard"), html.P(names, className="path"), *unread], className="page-header"
     )
     views = html.Main(
         [
@@ -68,6 +69,12 @@ def page(desk: Desk) -> html.Div:
         ]
     )
     return html.Div([header, _sidebar(desk), views, *_stores()], id="page", className="page")
+
+
+def page_without_model(said: str) -> html.Div:
+    """The page where no checkpoint can be read: why."""
+    why = html.P(f"No checkpoint can be read: {said}", className="status error", role="alert")
+    return html.Div(html.Header([html.H1("Attention dashboard"), why], className="page-header"), id="page")
 
 
 def _tabs() -> html.Div:
@@ -95,7 +102,7 @@ def _stores() -> list[Any]:
 
 def _sidebar(desk: Desk) -> html.Aside:
     run = desk.runs[0]
-    subject = run.load(len(run.steps) - 1).subject
+    subject = run.load(run.newest()).subject
     ids = f"for example 3 1 4 1 5, each from 0 to {subject.d_vocab - 1}"
     hint = ids if subject.tokenizer is None else "any text; Ctrl and Enter reads it"
     spec = default_prompt(subject)

@@ -17,6 +17,9 @@ def attempt(make: Callable[[], Made]) -> tuple[Made | None, str | None]:
         return make(), None
     except NAMED as error:
         return None, " ".join(str(error).split())
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return None, f"{where}{error.strerror or error}"
     except (MemoryError, RuntimeError) as error:
         said = out_of_memory(error)
         if said is None:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from interp.dashboard.cache import BoundedCache
+from interp.dashboard.messages import attempt
+from interp.dashboard.run_source import open_run
 from interp.errors import DetectionError
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LanguageModelSubject, Subject
-from models.checkpoint import list_checkpoints
 
 # Numbers of loaded models, in weights: some hundred demo models, one or two pretrained ones.
 MOST_WEIGHTS = 300_000_000
@@ -41,6 +42,7 @@ class Run:
     Attributes:
         name: Last part of the path.
         steps: Of its checkpoints, rising; a single model has one.
+        refused: Why the folder of a step is no checkpoint, for those left out of `steps`.
 
     Raises:
         DetectionError, CheckpointError, ConfigError: nothing at the path that can be read.
@@ -48,7 +50,8 @@ class Run:
 
     def __init__(self, path: str, *, models: BoundedCache | None = None):
         self.path = path
-        self.source: Source = open_source(path)
+        self.source: Source
+        self.source, self.refused = open_run(path)
         self._on_disk = Path(path).exists()
         self.name = Path(path.rstrip("/")).name or path
         self.steps = tuple(checkpoint.step for checkpoint in self.source.checkpoints)
@@ -65,12 +68,13 @@ class Run:
         changed = []
         for path in self._files(checkpoint):
             try:
-                changed.append(path.stat().st_mtime_ns)
+                status = path.stat()
             except OSError:
                 raise DetectionError(
                     f"{self.name}: the checkpoint of step {checkpoint.step:,} is gone ({path} does not exist "
                     "any more); choose another one"
                 ) from None
+            changed += [status.st_size, status.st_mtime_ns]
         return (self.path, index, *changed)
 
     def load(self, index: int) -> Loaded:
@@ -81,25 +85,59 @@ class Run:
         """
         return self._models.get(self.key(index), lambda: Loaded(self._open(index)))
 
+    def fingerprint(self) -> tuple[Any, ...]:
+        """Steps, and size and time of change of each one's weights: other files have another one."""
+        found = []
+        for checkpoint in self.source.checkpoints:
+            for path in self._files(checkpoint):
+                try:
+                    status = path.stat()
+                except OSError:
+                    found.append((checkpoint.step, None, None))
+                else:
+                    found.append((checkpoint.step, status.st_size, status.st_mtime_ns))
+        return (self.steps, *found)
+
+    def newest(self) -> int:
+        """Place of the newest checkpoint that can be read; loads it.
+
+        Raises:
+            DetectionError, CheckpointError, ConfigError: none can be read; said of the newest.
+        """
+        last = len(self.steps) - 1
+        for index in range(last, -1, -1):
+            if attempt(lambda index=index: self.load(index))[1] is None:
+                return index
+        self.load(last)
+        return last
+
+    def unreadable(self, first: int = 0) -> dict[int, str]:
+        """Why checkpoints cannot be read, by step: those from one place on, and the ones left out."""
+        found = {}
+        for index in range(first, len(self.steps)):
+            why = attempt(lambda index=index: self.load(index))[1]
+            if why is not None:
+                found[self.steps[index]] = why
+        return dict(sorted({**self.refused, **found}.items()))
+
     def look_again(self) -> None:
         """Take in the checkpoints that were written after the last one known.
 
         Those known stay where they are, deleted ones too: open windows name them by their place.
         """
-        folder = Path(self.path)
-        if not folder.is_dir():
+        own = all(checkpoint.weight_files for checkpoint in self.source.checkpoints)
+        if not own or next(Path(self.path).glob("step_*"), None) is None:
             return
-        listed = [step for step, _ in list_checkpoints(folder)]
-        if listed and listed[-1] > self.steps[-1]:
-            found = open_source(self.path)
-            later = tuple(one for one in found.checkpoints if one.step > self.steps[-1])
+        found, self.refused = open_run(self.path)
+        later = tuple(one for one in found.checkpoints if one.step > self.steps[-1])
+        if later:
             self.source = replace(found, checkpoints=(*self.source.checkpoints, *later))
             self.steps = tuple(checkpoint.step for checkpoint in self.source.checkpoints)
 
     @cached_property
     def layers(self) -> tuple[LayerFacts, ...]:
-        """What each layer offers; loads the last checkpoint."""
-        subject = self.load(len(self.steps) - 1).subject
+        """What each layer offers; loads the newest checkpoint that can be read."""
+        subject = self.load(self.newest()).subject
         if not isinstance(subject, LanguageModelSubject):
             facts = LayerFacts(kind="softmax", readings=("pattern",), n_units={"head": subject.n_heads})
             return (facts,) * subject.n_layers

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dash import Dash, Input, Output
+from dash import Dash, Input, Output, ctx
 
 from interp.dashboard import views
 from interp.dashboard.controls import SIDES
@@ -35,7 +35,7 @@ def register(app: Dash, desk: Desk) -> None:
         request = Request(data)
         drawn, captions, bars, waiting = [], [], [], False
         for side in SIDES:
-            progress, error = _progress(desk, request, side)
+            progress, error = _progress(desk, request, side, again=ctx.triggered_id == "training-request")
             report = None if progress is None else progress.report
             waiting |= progress is not None and report is None and progress.error is None
             drawn += [BLANK] * len(figures) if report is None else _drawn(desk, request, side, report)
@@ -44,8 +44,11 @@ def register(app: Dash, desk: Desk) -> None:
         return [*drawn, *captions, *bars, not waiting]
 
 
-def _progress(desk: Desk, request: Request, side: str) -> tuple[Progress | None, str | None]:
-    """How far the scoring of a side's run is; None with a sentence where there is nothing to score."""
+def _progress(desk: Desk, request: Request, side: str, *, again: bool) -> tuple[Progress | None, str | None]:
+    """How far the scoring of a side's run is; None with a sentence where there is nothing to score.
+
+    `again`: The view was asked for, so what has failed is tried anew.
+    """
     raw = request.raw[side]
     if raw is None:
         return None, ""
@@ -56,7 +59,7 @@ def _progress(desk: Desk, request: Request, side: str) -> tuple[Progress | None,
         return None, f"{run.name} is a single checkpoint: there is nothing over training to show."
     if side == "b" and request.raw["a"]["run"] == raw["run"]:
         return None, "The same run as A: its dotted line there is this checkpoint."
-    return desk.scoring.of(run), None
+    return desk.scoring.of(run, again=again), None
 
 
 def _drawn(desk: Desk, request: Request, side: str, report: Any) -> list[Any]:
@@ -86,7 +89,8 @@ def _said(progress: Progress | None) -> str:
         return f"The run cannot be scored: {progress.error}"
     if progress.report is None:
         return f"Scoring checkpoint {min(progress.done + 1, progress.total)} of {progress.total} ..."
-    return _SENTENCE.format(n=len(progress.report.checkpoints))
+    said = _SENTENCE.format(n=len(progress.report.checkpoints))
+    return " ".join([said, *(f"Left out, {why}." for why in progress.left_out)])
 
 
 def _bar(progress: Progress | None) -> list[Any]:
