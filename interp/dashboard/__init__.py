@@ -4,6 +4,7 @@
 | --- | --- |
 | `run.py` | a model series on disk, its choices and its loaded checkpoints |
 | `cache.py`, `ahead.py` | what was computed, bounded in size, and what will be |
+| `quotation.py` | what someone typed, as messages quote it |
 | `prompt.py`, `token_pieces.py` | the tokens that are read, and how each is spelt |
 | `sheet.py` | one layer's weights on one prompt |
 | `causal.py`, `states.py`, `scoring.py` | cuts, recurrent states, scores over training |

@@ -49,9 +49,14 @@ def cut_caption(profile: CutProfile) -> str:
     """The strongest offset with its standard error, what it was measured on, and the controls."""
     on = "of the standard probe" if profile.measured_on == "probe" else "(this prompt)"
     one = "sequence" if profile.n_sequences == 1 else "sequences"
+    error = (
+        "one sequence: no standard error"
+        if profile.effect_se is None
+        else f"standard error {signed(profile.effect_se)}"
+    )
     said = (
         f"Strongest at offset {profile.best:+d}: {signed(profile.effect)} nats above random edges "
-        f"(standard error {signed(profile.effect_se)}); {profile.n_sequences} {one} {on}, "
+        f"({error}); {profile.n_sequences} {one} {on}, "
         f"{profile.n_scored:,} predicted tokens. Cutting the edges to the token before costs "
         f"{signed(profile.previous)}."
     )

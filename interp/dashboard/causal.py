@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 from interp.dashboard.prompt import Prompt
+from interp.dashboard.quotation import quoted
 from interp.dashboard.run import Run
 from interp.errors import DetectionError
 from interp.induction_test import N_SEQUENCES
 from interp.offset_edges import Matches, probe_matches, window_matches
-from interp.offset_profile import LayerProfile, mean, offset_profile, standard_error
+from interp.offset_profile import LayerProfile, default_offsets, mean, offset_profile, standard_error
 from interp.plan import make_plan
 from interp.subject import LanguageModelSubject, Subject
 
@@ -24,6 +25,7 @@ class CutProfile:
 
     Attributes:
         cut: By unit name, one cost for each offset. The first is the chosen unit, then the whole layer.
+        cut_se: Standard errors of the chosen unit's costs; empty for one sequence, which has none.
         effect, effect_se: The chosen unit's cost at its strongest offset, minus random edges.
         taps: Loss added by zeroing each lag of the short convolution, whole layer; empty without one.
     """
@@ -36,7 +38,7 @@ class CutProfile:
     taps: tuple[float, ...]
     best: int
     effect: float
-    effect_se: float
+    effect_se: float | None
     n_sequences: int
     n_scored: int
     measured_on: str
@@ -64,16 +66,18 @@ def cut_profiles(
         DetectionError: a model outside our own mixers; nothing in the prompt that comes again.
     """
     if measured_on not in MEASURED_ON:
-        raise DetectionError(f"measured on {measured_on!r}; accepted: {', '.join(MEASURED_ON)}")
+        raise DetectionError(f"measured on {quoted(measured_on)}; accepted: {', '.join(MEASURED_ON)}")
     if not isinstance(subject, LanguageModelSubject):
         raise DetectionError(
             "Cuts need a model in our own mixers; this one is read through TransformerBridge."
         )
     matches = _probe(run, subject) if measured_on == "probe" else _prompt(subject, prompt)
-    kind = subject.mixers[layer]
+    kind, n_seq = subject.mixers[layer], matches.tokens.shape[1]
     profile = offset_profile(
         subject.model,
         matches,
+        # A short prompt has no edges at the farther ones.
+        offsets=[offset for offset in default_offsets(subject.model) if abs(offset) < n_seq],
         layers=[layer],
         units=list(cut_units),
         reading=reading,
@@ -106,13 +110,13 @@ def _summary(profile: LayerProfile, unit: int) -> CutProfile:
     return CutProfile(
         offsets=profile.offsets,
         cut={name: tuple(mean(profile.cut[place]).tolist()) for name, place in rows.items()},
-        cut_se=tuple(standard_error(profile.cut[row]).tolist()),
+        cut_se=tuple(standard_error(profile.cut[row]).tolist()) if profile.cut.shape[-1] > 1 else (),
         random=float(mean(profile.random[row])),
         previous=float(mean(profile.previous[row])),
         taps=taps,
         best=profile.best(row),
         effect=effect,
-        effect_se=error,
+        effect_se=error if profile.cut.shape[-1] > 1 else None,
         n_sequences=profile.cut.shape[-1],
         n_scored=0,
         measured_on="probe",

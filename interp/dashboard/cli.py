@@ -4,6 +4,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from interp.dashboard.quotation import quoted, whole_number
+
 PROG = "attention-dashboard"
 
 
@@ -105,8 +107,8 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r}: accepted are 0 to 65535")
+    if not text.isdecimal() or whole_number(text, 65535) > 65535:
+        raise argparse.ArgumentTypeError(f"{quoted(text)}: accepted are 0 to 65535")
     return int(text)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 from interp.dashboard.desk import Desk
 from interp.dashboard.opening import default_prompt
 from interp.dashboard.prompt import Prompt, PromptSpec, sample_windows
+from interp.dashboard.quotation import MOST, quoted, shortened, whole_number
 from interp.dashboard.run import Run
 from interp.dashboard.selection import Selection
 from interp.errors import DetectionError
@@ -92,10 +93,21 @@ def _of_run(
         if len(prompt) > MOST_TOKENS:
             raise DetectionError(f"a prompt has {len(prompt):,} tokens; an exported page takes {MOST_TOKENS}")
     named = {step: place for place, step in enumerate(run.steps)}
-    chosen = _spread(run.steps, most_steps) if steps is None else select_steps(run.steps, steps)
+    chosen = _spread(run.steps, most_steps) if steps is None else _selected(run, steps)
     places = tuple(named[step] for step in chosen)
     units, first = _strongest(desk, index, specs[0]) if heads is None else _named(desk, index, heads)
     return Choice(run=index, specs=specs, prompts=made, steps=places, units=units, first=first)
+
+
+def _selected(run: Run, steps: str) -> list[int]:
+    """As `select_steps`, whose messages quote a part whole."""
+    for part in steps.split(","):
+        if len(part.strip()) > MOST:
+            raise DetectionError(
+                f"steps {quoted(part.strip())}: accepted are all, last, numbers, and ranges low:high, with "
+                f"commas between; {run.name} has {len(run.steps)}, up to {run.steps[-1]}"
+            )
+    return select_steps(run.steps, steps)
 
 
 def _spread(steps: Sequence[int], most: int) -> list[int]:
@@ -120,14 +132,16 @@ def _named(desk: Desk, index: int, heads: str) -> tuple[dict[int, tuple[int, ...
     for word in heads.split(","):
         match = _UNIT.fullmatch(word.strip())
         if match is None:
-            raise DetectionError(f"head {word.strip()!r}; accepted: L<layer>H<head> or L<layer>, with commas")
-        layer = int(match[1])
+            raise DetectionError(
+                f"head {quoted(word.strip())}; accepted: L<layer>H<head> or L<layer>, with commas"
+            )
+        layer, named = whole_number(match[1], len(n_units)), shortened(word.strip())
         if layer >= len(n_units):
-            raise DetectionError(f"head {word.strip()}: the model has layers 0 to {len(n_units) - 1}{among}")
-        units = range(n_units[layer]) if match[2] is None else [int(match[2])]
+            raise DetectionError(f"head {named}: the model has layers 0 to {len(n_units) - 1}{among}")
+        units = range(n_units[layer]) if match[2] is None else [whole_number(match[2], n_units[layer])]
         if units[-1] >= n_units[layer]:
             there = f"layer {layer} has heads 0 to {n_units[layer] - 1}"
-            raise DetectionError(f"head {word.strip()}: {there}{among}")
+            raise DetectionError(f"head {named}: {there}{among}")
         found.setdefault(layer, set()).update(units)
         order.append((layer, units[0]))
     opening = desk.opening(index)

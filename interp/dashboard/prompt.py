@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from interp.dashboard.quotation import quoted, shortened, whole_number
 from interp.dashboard.run import Run
 from interp.dashboard.token_pieces import BLANK, spelling
 from interp.errors import DetectionError
@@ -45,11 +46,11 @@ class PromptSpec:
         given = {key: value for key, value in (values or {}).items() if value is not None}
         spec = cls(**{key: given[key] for key in cls.__dataclass_fields__ if key in given})
         if spec.kind not in KINDS:
-            raise PromptError(f"prompt of kind {spec.kind!r}; accepted: {', '.join(KINDS)}")
+            raise PromptError(f"prompt of kind {quoted(spec.kind)}; accepted: {', '.join(KINDS)}")
         for name, least in (("period", 1), ("repeats", 1), ("seed", 0), ("sample", 0)):
             value = getattr(spec, name)
             if not isinstance(value, int) or not least <= value < 1 << 31:
-                raise PromptError(f"{name} is {value!r}; accepted: a whole number from {least} up")
+                raise PromptError(f"{name} is {quoted(value)}; accepted: a whole number from {least} up")
         return spec
 
 
@@ -154,10 +155,10 @@ def sample_windows(run: Run, subject: Subject) -> torch.Tensor | None:
 
 
 def _typed(run: Run, subject: Subject, spec: PromptSpec) -> tuple[list[int], list[str]]:
+    if len(spec.text) > MOST_CHARACTERS:
+        raise PromptError(f"The text has more than {MOST_CHARACTERS:,} characters, the most accepted.")
     if subject.tokenizer is None:
         return _typed_ids(spec.text, subject), []
-    if len(spec.text) > MOST_CHARACTERS:
-        raise PromptError(f"The text has {len(spec.text):,} characters; accepted: {MOST_CHARACTERS:,}.")
     ids = encode(subject.tokenizer, spec.text)
     if not ids:
         return [], []
@@ -169,15 +170,15 @@ def _typed_ids(text: str, subject: Subject) -> list[int]:
     words = text.replace(",", " ").split()
     wrong = [word for word in words if not (word.isascii() and word.isdecimal())]
     if wrong:
-        named = ", ".join(repr(word) for word in wrong[:_MOST_NAMED])
+        named = ", ".join(quoted(word) for word in wrong[:_MOST_NAMED])
         raise PromptError(
             f"This run has no tokenizer: type token ids from 0 to {subject.d_vocab - 1}, with blanks or "
             f"commas between; not {named}{_more(len(wrong))}."
         )
-    ids = [int(word) for word in words]
-    outside = [token for token in ids if token >= subject.d_vocab]
+    ids = [whole_number(word, subject.d_vocab) for word in words]
+    outside = [word for word, token in zip(words, ids, strict=True) if token >= subject.d_vocab]
     if outside:
-        named = ", ".join(str(token) for token in outside[:_MOST_NAMED])
+        named = ", ".join(shortened(word) for word in outside[:_MOST_NAMED])
         raise PromptError(
             f"Unknown token {named}{_more(len(outside))}: the vocabulary has ids 0 to {subject.d_vocab - 1}."
         )

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from interp.dashboard.quotation import quoted
 from interp.dashboard.sheet import VALUES
 from interp.errors import DetectionError
 
@@ -31,8 +32,8 @@ class Selection:
         for part in fields(cls):
             value = values.get(part.name)
             if type(value) is not part.type:
-                raise DetectionError(f"{part.name} is {value!r}; choose one in the panel on the left")
+                raise DetectionError(f"{part.name} is {quoted(value)}; choose one in the panel on the left")
             found[part.name] = value
         if found["values"] not in VALUES:
-            raise DetectionError(f"values {found['values']!r}; accepted: {', '.join(VALUES)}")
+            raise DetectionError(f"values {quoted(found['values'])}; accepted: {', '.join(VALUES)}")
         return cls(**found)

@@ -4,6 +4,7 @@ A page elsewhere can make a browser send requests here, under a name that its ow
 (DNS rebinding). Such requests name that host, or come with its origin: both are refused.
 """
 
+import errno
 import ipaddress
 import socket
 from collections.abc import Iterable
@@ -12,6 +13,7 @@ from urllib.parse import urlsplit
 from flask import Flask, Response, request
 from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
 
+from interp.dashboard.quotation import quoted
 from interp.errors import DetectionError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -55,10 +57,10 @@ def guard(server: Flask, host: str, port: int) -> None:
     def check() -> Response | None:
         named = request.headers.get("Host", "")
         if not _is_own(named, names, port):
-            return _refused(f"Host {named!r} is not this server; open http://{_quoted(host)}:{port}/")
+            return _refused(f"Host {quoted(named)} is not this server; open http://{_quoted(host)}:{port}/")
         origin = request.headers.get("Origin")
         if origin is not None and origin != f"http://{named}":
-            return _refused(f"Origin {origin!r} is not this page")
+            return _refused(f"Origin {quoted(origin)} is not this page")
         return None
 
 
@@ -71,7 +73,9 @@ def serve_on(server: Flask, host: str, port: int) -> BaseWSGIServer:
     try:
         listening = _bound(host, port)
     except OSError as error:
-        raise DetectionError(f"cannot listen on {host}, port {port}: {error.strerror or error}") from None
+        taken = "; --port 0 takes a free one" if error.errno == errno.EADDRINUSE else ""
+        why = f"{error.strerror or error}{taken}"
+        raise DetectionError(f"cannot listen on {host}, port {port}: {why}") from None
     port = listening.getsockname()[1]
     guard(server, host, port)
     return make_server(host, port, server, threaded=True, request_handler=QuietHandler, fd=listening.detach())

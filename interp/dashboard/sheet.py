@@ -9,6 +9,7 @@ from torch import Tensor
 
 from interp.dashboard.mixer_inputs import MixerInputs
 from interp.dashboard.prompt import Prompt
+from interp.dashboard.quotation import quoted
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject, LayerView, Subject
 from models.mixers.reading import Reading
@@ -84,7 +85,7 @@ def read_sheet(
         DetectionError: a layer, reading or form of the values that is not there.
     """
     if values not in VALUES:
-        raise DetectionError(f"values {values!r}; accepted: {', '.join(VALUES)}")
+        raise DetectionError(f"values {quoted(values)}; accepted: {', '.join(VALUES)}")
     if not 0 <= layer < subject.n_layers:
         raise DetectionError(f"layer {layer}: the model has layers 0..{subject.n_layers - 1}")
     inputs = MixerInputs(prompt.ids) if inputs is None else inputs
@@ -122,7 +123,7 @@ def layer_reading(
 
     subject.visit(tokens, look)
     if not found:
-        raise DetectionError(f"layer {layer} has no reading {reading!r}")
+        raise DetectionError(f"layer {layer} has no reading {quoted(reading)}")
     return found[0]
 
 

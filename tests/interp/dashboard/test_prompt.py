@@ -83,7 +83,7 @@ def test_typed_text_is_bytes_where_the_vocabulary_is(bytes_run):
         bytes_run, r"49 tokens; the positions that the model has learned: 48\.", kind="typed", text="x" * 49
     )
     refused(bytes_run, r"empty: type some text\.", kind="typed", text="")
-    refused(bytes_run, "characters; accepted", kind="typed", text="x" * (65 * MOST_TOKENS))
+    refused(bytes_run, "more than 131,072 characters", kind="typed", text="x" * (65 * MOST_TOKENS))
 
 
 def test_longer_than_the_context_is_said_where_positions_are_not_learned(mamba_run):

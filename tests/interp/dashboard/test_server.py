@@ -131,7 +131,7 @@ def test_free_port_and_a_port_in_use(wired_run):
     server = serve_on(app.server, "127.0.0.1", 0)
     try:
         assert server.port > 0 and url("0.0.0.0", server.port) == f"http://127.0.0.1:{server.port}/"
-        with pytest.raises(DetectionError, match=f"cannot listen on 127.0.0.1, port {server.port}"):
+        with pytest.raises(DetectionError, match=f"port {server.port}: .*in use; --port 0 takes a free"):
             serve_on(make_app(Desk([str(wired_run)])).server, "127.0.0.1", server.port)
     finally:
         server.server_close()

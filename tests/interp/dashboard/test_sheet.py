@@ -10,6 +10,7 @@ from language_models import build
 
 from interp.bridge_subject import open_bridge
 from interp.dashboard.ahead import Ahead
+from interp.dashboard.captions import cut_caption
 from interp.dashboard.causal import cut_profile
 from interp.dashboard.desk import Desk
 from interp.dashboard.mixer_inputs import MixerInputs
@@ -18,6 +19,7 @@ from interp.dashboard.run import Run
 from interp.dashboard.selection import Selection
 from interp.dashboard.sheet import read_sheet
 from interp.dashboard.states import state_norms
+from interp.dashboard.views import cut_view
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject
 from models.checkpoint import save_model
@@ -176,6 +178,20 @@ def test_cuts_find_the_wired_offset(kind, offset, tmp_path):
     assert abs(idle.effect) < 0.05
     with pytest.raises(DetectionError, match="no token comes again"):
         cut_profile(run, subject, prompt((1, 2, 3)), unit=0, measured_on="prompt", **options)
+
+
+def test_a_short_prompt_has_fewer_offsets_and_one_sequence_no_error(tmp_path):
+    model, circuit = constructed_model("softmax")
+    run = Run(str(save_model(tmp_path / "model", model)))
+    options = {"layer": circuit.layer, "unit": circuit.unit, "reading": circuit.reading, "units": "head"}
+    found = cut_profile(run, run.load(0).subject, prompt((3, 3, 3)), measured_on="prompt", **options)
+    assert found.offsets == (-2, -1, 0, 1, 2) and found.best in (1, 2)
+    two = cut_profile(run, run.load(0).subject, prompt((3, 4, 3, 4)), measured_on="prompt", **options)
+    assert two.n_sequences == 1 and two.cut_se == () and two.effect_se is None
+    assert "(one sequence: no standard error); 1 sequence (this prompt)" in cut_caption(two)
+    assert not cut_view(two).data[0].error_y.array
+    probe = cut_profile(run, run.load(0).subject, prompt(), **options)
+    assert len(probe.cut_se) == len(probe.offsets) and "(standard error 0." in cut_caption(probe)
 
 
 def test_states_are_those_of_the_recurrence():
