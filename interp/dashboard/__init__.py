@@ -14,6 +14,7 @@
 | `captions.py` | the sentence under each view |
 | `layout.py`, `controls.py`, `choices.py` | the page |
 | `callbacks.py`, `*_callbacks.py`, `request.py`, `desk.py` | what happens on it |
+| `incoming.py` | what a browser sends, checked before any callback |
 | `app.py`, `server.py`, `cli.py` | the app, its guard, the command |
 | `export.py`, `export_*` | the same as one self-contained page, `--export FILE` |
 

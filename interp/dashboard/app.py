@@ -8,6 +8,7 @@ from flask import Response
 
 from interp.dashboard import callbacks, map_callbacks, training_callbacks, view_callbacks
 from interp.dashboard.desk import Desk
+from interp.dashboard.incoming import refuse_malformed
 from interp.dashboard.layout import page, page_without_model
 from interp.dashboard.messages import attempt
 
@@ -41,6 +42,7 @@ def make_app(desk: Desk) -> Dash:
     app.layout = fresh_page
     for part in (callbacks, map_callbacks, view_callbacks, training_callbacks):
         part.register(app, desk)
+    refuse_malformed(app)
     app.server.config["MAX_CONTENT_LENGTH"] = MOST_REQUEST_BYTES
     policy = _policy(app)
 

@@ -6,6 +6,7 @@ Scripts (assets/dashboard.js) collect the controls into stores, so that a view t
 from typing import Any
 
 from dash import ClientsideFunction, Dash, Input, Output, State, html, no_update
+from dash.exceptions import PreventUpdate
 
 from interp.dashboard import choices
 from interp.dashboard.controls import SIDES
@@ -46,7 +47,9 @@ def _offer_checkpoints(app: Dash, desk: Desk, side: str) -> None:
         prevent_initial_call=True,
     )
     def offer(index: int, layer: int) -> tuple[Any, ...]:
-        run = desk.runs[index]
+        run, error = attempt(lambda: desk.run_at(index))
+        if error is not None:
+            raise PreventUpdate
         last = len(run.steps) - 1
         layers = choices.layer_options(run)
         marks = choices.step_marks(run.steps)
@@ -73,7 +76,10 @@ def _offer_units(app: Dash, desk: Desk, side: str) -> None:
         prevent_initial_call=True,
     )
     def offer(index: int, layer: int, units: str, reading: str, head: int) -> tuple[Any, ...]:
-        layers = desk.runs[index].layers
+        run, error = attempt(lambda: desk.run_at(index))
+        if error is not None:
+            raise PreventUpdate
+        layers = run.layers
         facts = layers[min(layer, len(layers) - 1)]
         readings, kinds = choices.reading_options(facts), choices.unit_options(facts)
         units = choices.kept(units, kinds)
@@ -92,7 +98,7 @@ def _prompt_status(app: Dash, desk: Desk) -> None:
     def status(a: dict | None, b: dict | None, spec: dict | None) -> tuple[list[html.Span], str]:
         if a is None or spec is None:
             return no_update, no_update
-        chosen = [a] if b is None or b["run"] == a["run"] else [a, b]
+        chosen = [a] if b is None or b.get("run") == a.get("run") else [a, b]
         made = [
             attempt(lambda one=one: desk.prompt(Selection.of(one), PromptSpec.of(spec))) for one in chosen
         ]

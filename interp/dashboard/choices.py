@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
+from interp.dashboard.quotation import quoted, shortened
 from interp.dashboard.run import LayerFacts, Run
+from interp.dashboard.selection import Selection
+from interp.errors import DetectionError
 from interp.figures.step_axis import short
 
 READING_LABELS = {
@@ -55,6 +58,32 @@ def step_marks(steps: Sequence[int]) -> dict[int, str]:
 def kept(value: Any, options: Sequence[dict[str, Any]]) -> Any:
     """The value where it is among the options, else the first."""
     return value if value in [option["value"] for option in options] else options[0]["value"]
+
+
+def check(run: Run, selection: Selection) -> None:
+    """Refuse what a run does not offer: it may be of another window, or made by hand.
+
+    Raises:
+        DetectionError: no such checkpoint, layer, reading, kind of units, or unit.
+    """
+    if not 0 <= selection.step < len(run.steps):
+        raise DetectionError(
+            f"{run.name} has checkpoints 0..{len(run.steps) - 1}; asked for {shortened(str(selection.step))}"
+        )
+    layers, layer = run.layers, selection.layer
+    if not 0 <= layer < len(layers):
+        raise DetectionError(f"layer {shortened(str(layer))}: the model has layers 0..{len(layers) - 1}")
+    facts = layers[layer]
+    for name, offered in (("reading", facts.readings), ("units", tuple(facts.n_units))):
+        value = getattr(selection, name)
+        if value not in offered:
+            raise DetectionError(
+                f"layer {layer} has no {name} {quoted(value)}; accepted: {', '.join(offered)}"
+            )
+    n_units = facts.n_units[selection.units]
+    if not 0 <= selection.head < n_units:
+        head = shortened(str(selection.head))
+        raise DetectionError(f"layer {layer} has {selection.units}s 0..{n_units - 1}; asked for {head}")
 
 
 def _unit_label(name: str, n: int) -> str:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from interp.dashboard import choices
 from interp.dashboard.ahead import Ahead
 from interp.dashboard.cache import BoundedCache
 from interp.dashboard.causal import CutProfile, cut_profile
@@ -13,6 +14,7 @@ from interp.dashboard.messages import attempt
 from interp.dashboard.mixer_inputs import MixerInputs
 from interp.dashboard.opening import opening
 from interp.dashboard.prompt import Prompt, PromptSpec, make_prompt, shared_ids
+from interp.dashboard.quotation import shortened
 from interp.dashboard.run import Loaded, Run, model_cache
 from interp.dashboard.scoring import Scoring
 from interp.dashboard.selection import Selection
@@ -61,10 +63,20 @@ class Desk:
         return shared_ids(*last) if len(last) == 2 else None
 
     def run(self, selection: Selection) -> Run:
-        """The run that is chosen."""
-        if not 0 <= selection.run < len(self.runs):
-            raise DetectionError(f"model {selection.run}; open are 0..{len(self.runs) - 1}")
-        return self.runs[selection.run]
+        """The run that is chosen, which offers all the rest that is."""
+        found = self.run_at(selection.run)
+        choices.check(found, selection)
+        return found
+
+    def run_at(self, index: int) -> Run:
+        """The run at a place.
+
+        Raises:
+            DetectionError: there is none.
+        """
+        if not 0 <= index < len(self.runs):
+            raise DetectionError(f"model {shortened(str(index))}; open are 0..{len(self.runs) - 1}")
+        return self.runs[index]
 
     def load(self, selection: Selection) -> Loaded:
         """The chosen checkpoint's model."""

@@ -107,15 +107,14 @@ def _zoom(app: Dash, desk: Desk, side: str) -> None:
     def zoom(moved: dict | None, chosen: dict | None, spec: dict | None) -> Patch:
         if not moved or chosen is None:
             raise PreventUpdate
-        selection = Selection.of(chosen)
-        sheet, error = attempt(lambda: desk.sheet(selection, PromptSpec.of(spec)))
+        sheet, error = attempt(lambda: desk.sheet(Selection.of(chosen), PromptSpec.of(spec)))
         # Short prompts are drawn cell by cell as they are.
         if error is not None or len(sheet.prompt) <= views.MOST_CELLS:
             raise PreventUpdate
         window = _window(moved, len(sheet.prompt))
         if window is None:
             raise PreventUpdate
-        return _patched(views.zoomed(sheet, selection.head, *window))
+        return _patched(views.zoomed(sheet, Selection.of(chosen).head, *window))
 
 
 def _window(moved: dict, n: int) -> tuple[tuple[float, float], tuple[float, float]] | None:

@@ -47,9 +47,13 @@ class PromptSpec:
         spec = cls(**{key: given[key] for key in cls.__dataclass_fields__ if key in given})
         if spec.kind not in KINDS:
             raise PromptError(f"prompt of kind {quoted(spec.kind)}; accepted: {', '.join(KINDS)}")
+        if not isinstance(spec.text, str):
+            raise PromptError(f"text is {quoted(spec.text)}; accepted: text")
+        if any("\ud800" <= character <= "\udfff" for character in spec.text):
+            raise PromptError("The text holds half a character (a lone surrogate); type it anew.")
         for name, least in (("period", 1), ("repeats", 1), ("seed", 0), ("sample", 0)):
             value = getattr(spec, name)
-            if not isinstance(value, int) or not least <= value < 1 << 31:
+            if type(value) is not int or not least <= value < 1 << 31:
                 raise PromptError(f"{name} is {quoted(value)}; accepted: a whole number from {least} up")
         return spec
 

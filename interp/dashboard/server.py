@@ -53,7 +53,6 @@ def guard(server: Flask, host: str, port: int) -> None:
     """Refuse requests that name another host, or that come from pages of another origin: 403, and why."""
     names = _names(host)
 
-    @server.before_request
     def check() -> Response | None:
         named = request.headers.get("Host", "")
         if not _is_own(named, names, port):
@@ -62,6 +61,9 @@ def guard(server: Flask, host: str, port: int) -> None:
         if origin is not None and origin != f"http://{named}":
             return _refused(f"Origin {quoted(origin)} is not this page")
         return None
+
+    # Before all else: what comes from elsewhere is not even read.
+    server.before_request_funcs.setdefault(None, []).insert(0, check)
 
 
 def serve_on(server: Flask, host: str, port: int) -> BaseWSGIServer:

@@ -57,18 +57,19 @@ def _progress(desk: Desk, request: Request, side: str, *, again: bool) -> tuple[
         return None, error
     if len(run.steps) < 2:
         return None, f"{run.name} is a single checkpoint: there is nothing over training to show."
-    if side == "b" and request.raw["a"]["run"] == raw["run"]:
+    if side == "b" and request.raw["a"].get("run") == raw["run"]:
         return None, "The same run as A: its dotted line there is this checkpoint."
     return desk.scoring.of(run, again=again), None
 
 
 def _drawn(desk: Desk, request: Request, side: str, report: Any) -> list[Any]:
     chosen = Selection.of(request.raw[side])
-    other = request.raw["b" if side == "a" else "a"]
+    raw = request.raw["b" if side == "a" else "a"]
+    other, _ = attempt(lambda: None if raw is None else Selection.of(raw))
     steps = desk.run(chosen).steps
     marked = [steps[chosen.step]]
-    if other is not None and other["run"] == chosen.run:
-        marked.append(steps[other["step"]])
+    if other is not None and other.run == chosen.run and 0 <= other.step < len(steps):
+        marked.append(steps[other.step])
     # A checkpoint that was deleted, or written since, has no scores.
     scored = {checkpoint.step for checkpoint in report.checkpoints}
     there = [step for step in marked if step in scored]
