@@ -194,4 +194,5 @@ def _page_scripts(app: Dash) -> None:
         *[Input(f"prompt-{name}", "value") for name in _PROMPT],
         Input("prompt-read", "n_clicks"),
         State("prompt-text", "value"),
+        State("most-characters", "data"),
     )

@@ -5,6 +5,7 @@ from typing import Any
 from dash import dcc, html
 
 from interp.dashboard import choices
+from interp.dashboard.prompt import MOST_CHARACTERS
 from interp.dashboard.run import Run
 
 SIDES = ("a", "b")
@@ -45,7 +46,9 @@ def number(name: str, value: int, least: int) -> dcc.Input:
     return dcc.Input(id=name, type="number", value=value, min=least, step=1, debounce=True)
 
 
-def prompt_section(*, is_text: bool, typed_hint: str, limit: int, period: int, repeats: int) -> html.Section:
+def prompt_section(
+    *, is_text: bool, typed_hint: str, limit: int, period: int, repeats: int, probe_hint: str
+) -> html.Section:
     """The prompt: what kind, and the fields of each kind (a script shows those of the chosen one)."""
     kinds = [
         {"label": "Repeated random tokens", "value": "probe"},
@@ -58,9 +61,13 @@ def prompt_section(*, is_text: bool, typed_hint: str, limit: int, period: int, r
         field("Seed", number("prompt-seed", 0, 0), name="prompt-seed"),
     ]
     text = dcc.Textarea(id="prompt-text", value="", placeholder=typed_hint, spellCheck="false", rows=4)
+    most = f"At most {limit:,} tokens and {MOST_CHARACTERS:,} characters."
     typed = [
         field(
-            "Text" if is_text else "Token ids", text, name="prompt-text", hint=f"At most {limit:,} tokens."
+            "Text" if is_text else "Token ids",
+            text,
+            name="prompt-text",
+            hint=most,
         ),
         html.Button("Read it", id="prompt-read", type="button", className="main", n_clicks=0),
     ]
@@ -69,7 +76,10 @@ def prompt_section(*, is_text: bool, typed_hint: str, limit: int, period: int, r
         [
             html.H2("Prompt"),
             radio("prompt-kind", kinds, "probe", "Tokens to read"),
-            html.Div(probe, id="prompt-probe-fields", className="row"),
+            html.Div(
+                [html.Div(probe, className="row"), html.Div(html.Small(probe_hint), className="field")],
+                id="prompt-probe-fields",
+            ),
             html.Div(sample, id="prompt-sample-fields", hidden=True),
             html.Div(typed, id="prompt-typed-fields", hidden=True),
             html.P(id="prompt-status", className="status", role="status"),

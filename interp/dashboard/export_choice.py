@@ -65,7 +65,8 @@ def choose(
 def _default_specs(desk: Desk) -> tuple[PromptSpec, ...]:
     subjects = [run.load(run.newest()).subject for run in desk.runs]
     # The shortest fits all.
-    probe = min(map(default_prompt, subjects), key=lambda spec: spec.period * spec.repeats)
+    probes = map(default_prompt, desk.runs, subjects)
+    probe = min(probes, key=lambda spec: spec.period * spec.repeats)
     sampled = all(
         run.source.windows is not None and sample_windows(run, subject) is not None
         for run, subject in zip(desk.runs, subjects, strict=True)

@@ -6,8 +6,10 @@ from dash import dcc, html
 
 from interp.dashboard.controls import SIDES, display_section, prompt_section, radio, side_section
 from interp.dashboard.desk import Desk
-from interp.dashboard.opening import default_prompt
-from interp.dashboard.prompt import most_tokens
+from interp.dashboard.opening import default_prompt, detection_probe, trained_tokens
+from interp.dashboard.prompt import MOST_CHARACTERS, most_tokens
+from interp.dashboard.run import Run
+from interp.subject import Subject
 
 TABS = {
     "attention": "Attention",
@@ -94,7 +96,11 @@ def _tabs() -> html.Div:
 
 
 def _stores() -> list[Any]:
-    stores = [dcc.Store(id="tab", data="attention"), dcc.Store(id="room")]
+    stores = [
+        dcc.Store(id="tab", data="attention"),
+        dcc.Store(id="room"),
+        dcc.Store(id="most-characters", data=MOST_CHARACTERS),
+    ]
     names = ["mode", "prompt", "selected", "strips", "drawn"]
     names += [f"{side}-selection" for side in SIDES] + [f"{view}-request" for view in TABS]
     return [*stores, *(dcc.Store(id=name) for name in names)]
@@ -105,7 +111,7 @@ def _sidebar(desk: Desk) -> html.Aside:
     subject = run.load(run.newest()).subject
     ids = f"for example 3 1 4 1 5, each from 0 to {subject.d_vocab - 1}"
     hint = ids if subject.tokenizer is None else "any text; Ctrl and Enter reads it"
-    spec = default_prompt(subject)
+    spec = default_prompt(run, subject)
     second = len(desk.runs) - 1
     compare = dcc.Checklist(
         id="compare",
@@ -122,6 +128,7 @@ def _sidebar(desk: Desk) -> html.Aside:
                 limit=most_tokens(subject),
                 period=spec.period,
                 repeats=spec.repeats,
+                probe_hint=_probe_hint(run, subject),
             ),
             html.Section(
                 [html.H2("Map A"), side_section("a", desk.runs, 0, desk.opening(0))], className="card"
@@ -134,6 +141,16 @@ def _sidebar(desk: Desk) -> html.Aside:
         ],
         **{"aria-label": "What is shown"},
     )  # fmt: skip
+
+
+def _probe_hint(run: Run, subject: Subject) -> str:
+    """Where the shape comes from that a window begins with."""
+    spec, trained = default_prompt(run, subject), trained_tokens(run)
+    shape = f"Begins with {spec.period} × {spec.repeats}"
+    if detection_probe(run, subject) is None:
+        return f"{shape}; the model is too small for the probe of detect-induction."
+    why = "" if trained is None else f": {run.name} was trained on sequences of {trained:,} tokens"
+    return f"{shape}, as detect-induction does{why}."
 
 
 def _graph(name: str, label: str) -> html.Div:

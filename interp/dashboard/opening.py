@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from interp.dashboard.messages import attempt
 from interp.dashboard.prompt import PromptSpec, make_prompt, most_tokens
 from interp.dashboard.run import Run
 from interp.dashboard.sheet import Sheet, read_sheet
 from interp.offset_edges import window_matches
-from interp.plan import LARGE_WEIGHTS
+from interp.plan import LARGE_WEIGHTS, make_plan
 from interp.subject import Subject
 
 # Offsets from the earlier copy at which a match may sit (a short convolution moves it by up to its width),
@@ -26,7 +27,7 @@ def opening(run: Run, subject: Subject) -> dict[str, Any]:
     start = {"layer": layers[-1], "head": 0, "reading": _reading(run, layers[-1])}
     if subject.n_weights > LARGE_WEIGHTS:
         return start
-    prompt = make_prompt(run, subject, default_prompt(subject))
+    prompt = make_prompt(run, subject, default_prompt(run, subject))
     best, most = start, 0.0
     for layer in layers:
         units = next(iter(run.layers[layer].n_units))
@@ -37,8 +38,26 @@ def opening(run: Run, subject: Subject) -> dict[str, Any]:
     return {**best, "reading": _reading(run, best["layer"])}
 
 
-def default_prompt(subject: Subject) -> PromptSpec:
-    """A repeated probe that fits the vocabulary and the context."""
+def trained_tokens(run: Run) -> int | None:
+    """Length of the sequences that a run was trained on, as its held-out windows tell it."""
+    return None if run.source.windows is None else run.source.windows.shape[1]
+
+
+def detection_probe(run: Run, subject: Subject) -> PromptSpec | None:
+    """The shape of detect-induction's probe of this run, within vocabulary, context and trained length.
+
+    None where it refuses so small a model.
+    """
+    options = {"windows": run.source.windows, "trained": trained_tokens(run), "n_sequences": 1}
+    plan, error = attempt(lambda: make_plan(subject, **options))
+    return None if error else PromptSpec(period=plan.probe.period, repeats=plan.probe.repeats)
+
+
+def default_prompt(run: Run, subject: Subject) -> PromptSpec:
+    """The probe that detect-induction reads; for models too small for it a repeated one that fits."""
+    found = detection_probe(run, subject)
+    if found is not None:
+        return found
     room = min(most_tokens(subject), subject.n_ctx, 128) - 1
     n_usable = subject.d_vocab - len(subject.special)
     repeats = 4 if room >= 16 else 2

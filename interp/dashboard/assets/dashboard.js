@@ -24,6 +24,11 @@
     return { run, step, layer, reading, units, head, values };
   }
 
+  // One character more than is accepted: the server says that it is too long, and no more of it is sent.
+  function begin(text, most) {
+    return text.length > most ? Array.from(text.slice(0, 2 * (most + 1))).slice(0, most + 1).join("") : text;
+  }
+
   function triggered() {
     const found = window.dash_clientside.callback_context.triggered;
     return found.length ? found[0].prop_id : "";
@@ -128,8 +133,8 @@
         index == null || steps[index] == null
           ? ""
           : `step ${steps[index].toLocaleString("en")} (${index + 1} of ${steps.length})`,
-      prompt: (kind, period, repeats, seed, sample, clicks, text) => ({
-        kind, period, repeats, seed, sample, text: kind === "typed" ? text || "" : "",
+      prompt: (kind, period, repeats, seed, sample, clicks, text, most) => ({
+        kind, period, repeats, seed, sample, text: kind === "typed" ? begin(text || "", most) : "",
       }),
       play: (clicks, run, stopped) => {
         const start = triggered().endsWith("n_clicks") && clicks > 0 && stopped;

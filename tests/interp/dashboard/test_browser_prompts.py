@@ -54,6 +54,26 @@ def test_too_long_empty_and_again_good(text_page, open_page):
     expect(status).to_have_class("status")
 
 
+def test_a_text_of_megabytes_is_refused_in_words(text_page, open_page):
+    page = open_page(text_page)
+    status = page.locator("#prompt-status")
+    page.locator("#prompt-kind").get_by_label("Type your own").check()
+    box = page.locator("#prompt-text")
+    hint = page.locator("#prompt-typed-fields small")
+    expect(hint).to_have_text("At most 48 tokens and 131,072 characters.")
+    for text in ("x" * 5_000_000, "\U0001f642" * 131_073):
+        box.fill("ab")
+        page.locator("#prompt-read").click()
+        expect(status).to_contain_text("2 tokens")
+        box.fill(text)
+        page.locator("#prompt-read").click()
+        expect(status).to_have_text("The text has more than 131,072 characters, the most accepted.")
+    # As many as are accepted: only the tokens are too many.
+    box.fill("\U0001f642" * 131_072)
+    page.locator("#prompt-read").click()
+    expect(status).to_contain_text("524,288 tokens")
+
+
 def test_ids_where_there_is_no_tokenizer(wired_page, open_page):
     page = open_page(wired_page)
     status = page.locator("#prompt-status")

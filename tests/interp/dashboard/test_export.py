@@ -3,11 +3,15 @@
 import base64
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from interp.dashboard import export
+from interp.dashboard.app import make_app
 from interp.dashboard.cli import main
 from interp.dashboard.desk import Desk
 from interp.dashboard.export import export_page, inert
@@ -16,6 +20,7 @@ from interp.dashboard.export_numbers import LEVELS, n_maps, packed
 from interp.dashboard.export_numbers import places as every_place
 from interp.dashboard.prompt import PromptSpec
 from interp.dashboard.selection import Selection
+from interp.detect import detect
 from interp.errors import DetectionError
 
 NASTY = "</script><script>alert(1)</script>\"'&<!--\n\u2028\u202eשלום🙂"
@@ -140,6 +145,20 @@ def test_chosen_prompts_heads_and_steps_alone_are_there(wired_run, tmp_path):
     # Training has all checkpoints all the same.
     places = script(file.read_text("utf-8"), "figures")["phase-0"]["places"]
     assert set(places) == {"0", "5", "10", "20", "40"}
+
+
+@pytest.mark.parametrize("length, shape", [(48, (12, 4)), (64, (16, 4)), (128, (25, 4))])
+def test_the_default_probe_is_that_of_detect_induction(wired_run, tmp_path, length, shape):
+    run = shutil.copytree(wired_run, tmp_path / "run")
+    windows = torch.arange(32).repeat(2, 4)[:, :length].contiguous()
+    save_file({"tokens": windows}, run / "eval.safetensors")
+    (choice,) = choose(Desk([str(run)]))
+    probe = detect(str(run), steps="last", scores=["prefix_matching"], n_maps=0).probe
+    assert (choice.specs[0].period, choice.specs[0].repeats) == (probe.period, probe.repeats) == shape
+    assert len(choice.prompts[0]) == shape[0] * shape[1] <= length
+    layout = make_app(Desk([str(run)])).server.test_client().get("/_dash-layout").text
+    begins = f"Begins with {shape[0]} \\u00d7 {shape[1]}, as detect-induction does"
+    assert f"{begins}: run was trained on sequences of {length} tokens." in layout.replace("×", "\\u00d7")
 
 
 def test_a_page_opens_on_the_strongest_of_its_heads_or_the_first_named(wired_run):
