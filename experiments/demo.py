@@ -16,7 +16,7 @@ from typing import Any
 RUNS = ("demo-softmax", "demo-mamba1", "demo-mamba2", "demo-linear")
 AT_ONCE = 2
 COLUMNS = (
-    *("run", "task", "strongest cut", "reading", "offset", "nats", "prefix", "chance", "copying"),
+    *("run", "task", "strongest cut", "offset", "nats", "prefix", "chance", "copying"),
     *("induction", "gain", "onset", "half"),
 )
 
@@ -91,7 +91,7 @@ def print_summary(reports: Mapping) -> None:
     title = "Last checkpoint of each run; gain is the order gain (nats), onset and half are its steps"
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
     for column in COLUMNS:
-        table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:4] else "right")
+        table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:3] else "right")
     for name, report in reports.items():
         table.add_row(name, load_run(name).data.kind.replace("_", " "), *_cells(report))
     Console(width=132).print(table)
@@ -109,8 +109,7 @@ def _cells(report: Any) -> list[str]:
     found = {(head.layer, head.head) for head in report.induction_heads()}
     gain = (report.phase_transition or {}).get("order_gain")
     return [
-        f"L{best.layer}" + (f"H{best.head}" if best.unit == "head" else ""),
-        best.reading,
+        f"L{best.layer}" + (f"H{best.head}" if best.unit == "head" else "") + f" {best.reading}",
         f"+{best.offset}",
         f"{best.offset_effect_nats:.2f}",
         f"{best.prefix_matching:.2f}",
