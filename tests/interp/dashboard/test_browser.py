@@ -166,6 +166,7 @@ def test_training_click_moves_the_checkpoint_and_chooses_a_head(wired_page, open
 def test_two_windows_do_not_disturb_each_other(wired_page, open_page):
     one, two = open_page(wired_page), open_page(wired_page)
     choose(one, "a-head", "3")
+    expect(heading(one)).to_contain_text("L1H3")
     one.locator("#a-step [role=slider]").focus()
     one.keyboard.press("Home")
     expect(heading(one)).to_contain_text("step 0 · L1H3")
