@@ -1,5 +1,6 @@
 """What the page draws: pure functions of computed records and options. `mode` is light or dark."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ from interp.dashboard.causal import CutProfile
 from interp.dashboard.sheet import Sheet
 from interp.dashboard.states import StateNorms
 from interp.figures.attention_map import induction_targets
-from interp.figures.downsample import block_extremes, causal_blank
+from interp.figures.downsample import block_extremes
 from interp.figures.step_axis import positions
 from interp.figures.theme import style, theme_of
 from interp.figures.token_text import label
@@ -26,6 +27,8 @@ OFFSETS = range(-2, 9)
 # Left and right margins of a map of numbers, pixels; longer token names take more.
 MAP_FRAME = 126
 RIGHT_PX, TOP_PX = 66, 14
+# Height of a label's line by its font.
+LABEL_PX = 1.1
 
 
 def attention_view(
@@ -71,7 +74,17 @@ def attention_view(
         uirevision=revision(sheet, unit),
         dragmode="zoom",
     )
+    _thin_labels(figure, side / len(sheet.prompt))
     return figure
+
+
+def _thin_labels(figure: go.Figure, cell: float) -> None:
+    """Leave out token labels that would touch: every k-th stays, for cells of so many pixels."""
+    for axis in (figure.layout.xaxis2, figure.layout.yaxis2):
+        places = axis.tickvals
+        if len(places) > 1 and places[1] - places[0] == 1:
+            every = math.ceil(LABEL_PX * axis.tickfont.size / cell)
+            axis.update(tickvals=places[::every], ticktext=axis.ticktext[::every])
 
 
 def revision(sheet: Sheet, unit: int) -> str:
@@ -119,10 +132,8 @@ def zoomed(
     down, across = _inside(rows, n), _inside(columns, n)
     length = max(len(down), len(across))
     square = np.zeros((length, length), dtype=weights.dtype)
-    square[: len(down), : len(across)] = causal_blank(weights)[
-        down.start : down.stop, across.start : across.stop
-    ]
-    shown, block = block_extremes(np.nan_to_num(square), most=MOST_CELLS)
+    square[: len(down), : len(across)] = weights[down.start : down.stop, across.start : across.stop]
+    shown, block = block_extremes(square, most=MOST_CELLS)
     shown = shown[: -(-len(down) // block), : -(-len(across) // block)]
     y = down.start + np.arange(shown.shape[0]) * block + (block - 1) / 2
     x = across.start + np.arange(shown.shape[1]) * block + (block - 1) / 2

@@ -80,6 +80,25 @@ def test_long_maps_join_cells_and_zooming_shows_each():
     assert np.isnan(corner[0, 1]) and corner[5, 0] == 0
 
 
+def test_a_weight_that_is_no_number_stays_blank_in_the_zoom():
+    weights = lower(6)
+    weights[0, 4, 2] = np.nan
+    z = views.zoomed(sheet(weights), 0, (-0.5, 5.5), (-0.5, 5.5))["z"]
+    assert np.isnan(z[4, 2]) and z[4, 1] == np.float32(weights[0, 4, 1])
+
+
+def test_labels_are_thinned_where_they_would_touch():
+    def labelled(n: int, side: int) -> list[int]:
+        axis = views.attention_view(sheet(lower(n)), 0, side=side).layout.xaxis2
+        assert list(axis.ticktext) == [str(place) for place in axis.tickvals]
+        return list(axis.tickvals)
+
+    assert labelled(30, 560) == list(range(30))
+    assert labelled(60, 700) == list(range(60))
+    assert labelled(60, 400) == list(range(0, 60, 2))
+    assert labelled(100, 400) == list(range(0, 100, 10))
+
+
 def test_strips_show_what_is_read_and_what_reads():
     weights = np.zeros((1, 6, 6))
     weights[0, 3, 1], weights[0, 5, 3] = 0.9, 0.4
