@@ -1,8 +1,8 @@
 """Scoring checkpoints in order: shared over processes, equal weights once, finished ones not again."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from interp.finished import Facts, Finished, FinishedFolder
@@ -41,6 +41,7 @@ class CheckpointRun:
     progress: Progress | None = None
     left_out: list[str] = field(default_factory=list)
     _plan: Plan | None = None
+    _ahead: "_Ahead | None" = None
     _seen: dict[str, Finished] = field(default_factory=dict)
 
     def __call__(self, chosen: Sequence[Checkpoint]) -> list[Finished]:
@@ -52,14 +53,17 @@ class CheckpointRun:
         ranks = current_ranks()
         mine = ranks.share(chosen)
         found = []
-        for n, (checkpoint, digest) in enumerate(zip(mine, _digests(mine), strict=True)):
-            self._tell(ranks, n, len(mine), checkpoint.step)
-            try:
-                found.append(self._score(checkpoint, digest(), last=checkpoint is chosen[-1]))
-            except (CheckpointError, ConfigError) as error:
-                if not self.lenient:
-                    raise
-                self.left_out.append(f"step {checkpoint.step}: {error}")
+        with ThreadPoolExecutor(1) as pool:
+            self._ahead = _Ahead(pool, mine)
+            for n, checkpoint in enumerate(mine):
+                self._tell(ranks, n, len(mine), checkpoint.step)
+                try:
+                    digest = self._ahead.digest(n)
+                    found.append(self._score(checkpoint, digest, last=checkpoint is chosen[-1]))
+                except (CheckpointError, ConfigError) as error:
+                    if not self.lenient:
+                        raise
+                    self.left_out.append(f"step {checkpoint.step}: {error}")
         if mine:
             self._tell(ranks, len(mine), len(mine), mine[-1].step)
         found, self.left_out = ranks.gather(found), ranks.gather(self.left_out)
@@ -86,6 +90,7 @@ class CheckpointRun:
 
     def _computed(self, checkpoint: Checkpoint, digest: str | None, last: bool) -> Finished:
         subject = checkpoint.open()
+        self._ahead.opened()
         if self._plan is None:
             self._plan = self.work.plan(subject)
         plan = self._plan
@@ -105,19 +110,35 @@ class CheckpointRun:
         return Finished(scores=dataclasses.replace(scores, weight_sha256=digest), facts=facts, maps=maps)
 
 
-def _digests(checkpoints: Sequence[Checkpoint]) -> Iterator[Callable[[], str | None]]:
-    """For each checkpoint a call that gives its hash; files are hashed while the checkpoint before is scored.
+class _Ahead:
+    """Hashes the files and reads the weights of the next checkpoint, in a thread, while one is scored.
 
     An `identity` is not computed ahead: it may load the weights, and one model at a time is in memory.
     """
-    with ThreadPoolExecutor(1) as ahead:
-        waiting: list[Callable[[], str | None]] = []
-        for checkpoint in [*checkpoints, None]:
-            if checkpoint is not None:
-                in_files = checkpoint.identity is None and checkpoint.weight_files
-                waiting.append(ahead.submit(checkpoint.sha256).result if in_files else checkpoint.sha256)
-            if len(waiting) == (2 if checkpoint is not None else 1):
-                yield waiting.pop(0)
+
+    def __init__(self, pool: ThreadPoolExecutor, checkpoints: Sequence[Checkpoint]):
+        self.pool, self.checkpoints = pool, checkpoints
+        self.current = 0
+        self._digests: dict[int, Future] = {}
+        self._prepared: Future | None = None
+
+    def digest(self, n: int) -> str | None:
+        """The hash of the n-th checkpoint, which is the current one from now on."""
+        self.current = n
+        for place in range(n, min(n + 2, len(self.checkpoints))):
+            checkpoint = self.checkpoints[place]
+            if place not in self._digests and checkpoint.identity is None and checkpoint.weight_files:
+                self._digests[place] = self.pool.submit(checkpoint.sha256)
+        if self._prepared is not None:
+            self._prepared.result()
+        begun = self._digests.get(n)
+        return self.checkpoints[n].sha256() if begun is None else begun.result()
+
+    def opened(self) -> None:
+        """The current checkpoint has been loaded: the weights of the one after it may be read."""
+        for following in self.checkpoints[self.current + 1 : self.current + 2]:
+            if following.prepare is not None:
+                self._prepared = self.pool.submit(following.prepare)
 
 
 def _again(finished: Finished, checkpoint: Checkpoint) -> Finished:

@@ -104,12 +104,21 @@ def load_weights(folder: str | Path, model: nn.Module) -> None:
     Raises:
         CheckpointError: as `load_model`; or a checkpoint of another configuration.
     """
+    model.load_state_dict(read_weights(folder, model))
+
+
+def read_weights(folder: str | Path, model: nn.Module) -> dict[str, Tensor]:
+    """The weights of a checkpoint on the CPU, checked to be ones that `load_state_dict` of this model takes.
+
+    Raises:
+        CheckpointError, ConfigError: as `load_weights`.
+    """
     folder = Path(folder)
     if read_config(folder) != model.config:
         raise CheckpointError(f"{folder} has another configuration than the model that its weights are for")
     tensors = read_tensors(folder / "model.safetensors")
     _check_tensors(folder / "model.safetensors", tensors, model.state_dict())
-    model.load_state_dict(tensors)
+    return tensors
 
 
 def read_config(folder: str | Path) -> LanguageModelConfig:
@@ -248,7 +257,7 @@ def _check_tensors(path: Path, tensors: dict[str, Tensor], expected: dict[str, T
             raise CheckpointError(
                 f"{path}: tensor {name!r} has dtype {tensor.dtype}; accepted: a floating-point one"
             )
-        if not torch.isfinite(tensor).all():
+        if tensor.numel() and not all(torch.isfinite(end) for end in torch.aminmax(tensor)):
             bad = int((~torch.isfinite(tensor)).sum())
             raise CheckpointError(
                 f"{path}: tensor {name!r} has {bad} NaN or infinite values of {tensor.numel()}"

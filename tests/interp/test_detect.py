@@ -12,6 +12,7 @@ from interp.detect import detect
 from interp.errors import DetectionError
 from interp.records import rows, to_csv, to_json
 from models.checkpoint import save_model
+from models.errors import CheckpointError
 
 DESIGN_KEYS = {"format", "path", "mixers", "n_layers", "n_heads", "probe", "checkpoints", "phase_transition"}
 CHECKPOINT_KEYS = {
@@ -150,6 +151,29 @@ def test_a_series_is_read_step_by_step(tmp_path):
     assert [c.step for c in detect(tmp_path, steps="0,last").checkpoints] == [0, 20]
     with pytest.raises(DetectionError, match="no checkpoint at steps 7; there are: 0, 5, 20"):
         detect(tmp_path, steps="7")
+
+
+def test_weights_read_ahead_are_those_of_their_own_step(tmp_path):
+    """The next checkpoint is read while one is scored: a series gives what each checkpoint alone gives, and a
+    checkpoint that turns out damaged is named when its turn comes."""
+    model = build("softmax")
+    for step in range(4):
+        model.reset_parameters(torch.Generator().manual_seed(step))
+        save_model(tmp_path / f"step_{step:08d}", model)
+    options = {"n_sequences": 2, "period": 6, "repeats": 2, "scores": ["repeats"]}
+    series = detect(tmp_path, **options)
+    for step, scored in enumerate(series.checkpoints):
+        alone = detect(tmp_path / f"step_{step:08d}", **options).checkpoints[0]
+        assert [head.prefix_matching for head in scored.heads] == [
+            head.prefix_matching for head in alone.heads
+        ]
+    assert len({scored.heads[0].prefix_matching for scored in series.checkpoints}) == 4
+    weights = tmp_path / "step_00000002" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    seen = []
+    with pytest.raises(CheckpointError, match="step_00000002.*truncated"):
+        detect(tmp_path, **options, progress=lambda done, total, step: seen.append(step))
+    assert seen == [0, 1, 2]
 
 
 def test_maps_are_of_the_strongest_heads(wired):
