@@ -1,4 +1,4 @@
-"""What is timed: shapes, ours, and the peers that can be imported on the machine."""
+"""What is timed: shapes, ours, the peers that can be imported, and the work and reference of each."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -7,74 +7,77 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from experiments.benchmarks import kernel_floors as floors
+from experiments.benchmarks import kernel_peers
+from experiments.benchmarks.kernel_peers import Entrant
+
+# (batch, head, seq, d_head) and (batch, seq, channel, d_state).
 HEADS = {"S1": (8, 8, 2048, 64), "S2": (1, 8, 32768, 64), "S3": (64, 4, 512, 32)}
 CHANNELS = {"M1": (8, 2048, 1024, 16), "M2": (1, 32768, 1024, 16), "M3": (64, 512, 256, 16)}
+SHAPES = HEADS | CHANNELS
+# Where errors are compared: small enough for float64 patterns, widths as in S1 and M1, for which the peers
+# are tuned already.
+SMALL = {"S": (1, 8, 512, 64), "M": (1, 512, 1024, 16)}
+D_STATE = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class Contest:
-    """One operator at one shape: the same inputs for every entrant."""
+    """One operator at one shape.
+
+    Args:
+        inputs: In our layout; those of another entrant are `entrants[who].layout.own(inputs)`.
+        reference: Our inputs to the output, from the readable form.
+        work: Of the forward pass, and of forward and backward.
+    """
 
     operator: str
     shape: str
-    entrants: dict[str, Callable[..., Tensor]]
+    entrants: dict[str, Entrant]
+    names: tuple[str, ...]
     inputs: list[Tensor]
+    reference: Callable[..., Tensor]
+    work: tuple[floors.Work, floors.Work]
 
 
-def contests(operators: tuple[str, ...], peers: bool) -> Iterator[Contest]:
+def contests(
+    operators: tuple[str, ...],
+    peers: bool,
+    shapes: dict[str, tuple[int, ...]] = SHAPES,
+    device: str = "cuda",
+) -> Iterator[Contest]:
     """Every contest of the named operators, inputs made as they are needed."""
     torch.manual_seed(0)
     for operator in operators:
-        if operator in MAKERS:
-            yield from MAKERS[operator](peers)
+        for name, shape in shapes.items():
+            # Shapes with heads have names in S, those with channels in M.
+            for maker in MAKERS.get((operator, name[0]), ()):
+                yield from maker(name, shape, peers, device)
 
 
-def _half(*shape: int) -> Tensor:
-    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16)
+def _half(device: str, *shape: int) -> Tensor:
+    return torch.randn(*shape, device=device, dtype=torch.bfloat16)
 
 
-def _sdpa(backend: str) -> Callable[..., Tensor]:
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(getattr(SDPBackend, backend)):
-            o = torch.nn.functional.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), is_causal=True
-            )
-        return o.transpose(1, 2)
-
-    return run
-
-
-def _softmax(peers: bool) -> Iterator[Contest]:
+def _softmax(name: str, shape: tuple[int, ...], peers: bool, device: str) -> Iterator[Contest]:
+    from kernels import softmax_attention as readable
     from kernels.triton.softmax_attention import softmax_attention
 
-    def ours(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
-        return softmax_attention(q, k, v, window=window)[0]
-
-    for name, (batch, heads, seq, d) in HEADS.items():
-        inputs = [_half(batch, seq, heads, d) for _ in range(3)]
-        entrants = {"ours": ours}
-        if peers:
-            entrants |= {"cuDNN (SDPA)": _sdpa("CUDNN_ATTENTION"), "FA2 (SDPA)": _sdpa("FLASH_ATTENTION")}
-        yield Contest(operator="softmax", shape=name, entrants=entrants, inputs=inputs)
-        if name == "S1":
-            entrants = {"ours": functools.partial(ours, window=256)}
-            if peers and (fla := _fla("attn")):
-                entrants["fla"] = lambda q, k, v: fla.parallel_attn(q, k, v, window_size=256)
-            yield Contest(operator="softmax, window 256", shape=name, entrants=entrants, inputs=inputs)
+    batch, heads, seq, d = shape
+    inputs = [_half(device, batch, seq, heads, d) for _ in range(3)]
+    for window in (None, 256) if name in ("S1", "S") else (None,):
+        ours = Entrant(run=lambda q, k, v, window=window: softmax_attention(q, k, v, window=window)[0])
+        others = kernel_peers.softmax_peers(seq, window, device) if peers else {}
+        yield Contest(
+            operator="softmax" if window is None else f"softmax, window {window}", shape=name,
+            entrants={"ours": ours} | others, names=("q", "k", "v"), inputs=inputs,
+            reference=functools.partial(readable.parallel, window=window),
+            work=floors.softmax_work(batch, heads, seq, d, window),
+        )  # fmt: skip
 
 
-def _fla(module: str) -> object | None:
-    import importlib
-
-    try:
-        return importlib.import_module(f"fla.ops.{module}")
-    except ImportError:
-        return None
-
-
-def _linear(peers: bool) -> Iterator[Contest]:
+def _linear(name: str, shape: tuple[int, ...], peers: bool, device: str) -> Iterator[Contest]:
+    from kernels import gated_linear_attention as readable
     from kernels.triton.gated_linear_attention import gated_linear_attention
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -86,84 +89,94 @@ def _linear(peers: bool) -> Iterator[Contest]:
     def decayed(q: Tensor, k: Tensor, v: Tensor, g: Tensor) -> Tensor:
         return gated_linear_attention(q, k, v, log_decay=g)[0]
 
-    def ssd(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    batch, heads, seq, d = shape
+    q, k, v = (_half(device, batch, seq, heads, d) for _ in range(3))
+    g = -torch.rand(batch, seq, heads, device=device) * 0.1
+    yield Contest(
+        operator="linear", shape=name, names=("q", "k", "v"), inputs=[q, k, v],
+        entrants={"ours": Entrant(run=plain)} | (kernel_peers.linear_peers() if peers else {}),
+        reference=lambda q, k, v: readable.parallel(q, k, v)[0],
+        work=floors.linear_work(batch, heads, seq, d),
+    )  # fmt: skip
+    yield Contest(
+        operator="linear, normalised", shape=name, names=("q", "k", "v"), inputs=[q.abs(), k.abs(), v],
+        entrants={"ours": Entrant(run=normalised), "ours unnormalised": Entrant(run=plain)}
+        | (kernel_peers.normalised_peers() if peers else {}),
+        reference=lambda q, k, v: readable.parallel(q, k, v, normalise=True, eps=1e-6)[0],
+        work=floors.linear_work(batch, heads, seq, d),
+    )  # fmt: skip
+    yield Contest(
+        operator="scalar decay", shape=name, names=("q", "k", "v", "g"), inputs=[q, k, v, g],
+        entrants={"ours": Entrant(run=decayed)} | (kernel_peers.decay_peers() if peers else {}),
+        reference=lambda q, k, v, g: readable.parallel(q, k, v, log_decay=g)[0],
+        work=floors.linear_work(batch, heads, seq, d, decay=True),
+    )  # fmt: skip
+
+
+def _ssd(name: str, shape: tuple[int, ...], peers: bool, device: str) -> Iterator[Contest]:
+    from kernels import gated_linear_attention as readable
+    from kernels.triton.gated_linear_attention import gated_linear_attention
+
+    def ours(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
         return gated_linear_attention(c, b, x, log_decay=dt * a, k_weight=dt, skip=d)[0]
 
-    for name, (batch, heads, seq, d) in HEADS.items():
-        q, k, v = (_half(batch, seq, heads, d) for _ in range(3))
-        g = -torch.rand(batch, seq, heads, device="cuda") * 0.1
-        dt = torch.rand(batch, seq, heads, device="cuda") * 0.1
-        rates, skip = -torch.rand(heads, device="cuda") - 0.5, torch.ones(heads, device="cuda")
-        b, c = (_half(batch, seq, 1, 64) for _ in range(2))
-        linear, simple, ssm = ({} for _ in range(3))
-        if peers:
-            if fla := _fla("linear_attn"):
-                linear["fla"] = functools.partial(_first, fla.chunk_linear_attn, scale=1.0, normalize=False)
-            if fla := _fla("simple_gla"):
-                simple["fla"] = functools.partial(_first, fla.chunk_simple_gla, scale=1.0)
-            if peer := _mamba_ssd():
-                ssm["mamba_ssm"] = lambda x, dt, a, b, c, d, peer=peer: peer(x, dt, a, b, c, chunk_size=256,
-                    D=d)
-        yield Contest(operator="linear", shape=name, entrants={"ours": plain} | linear, inputs=[q, k, v])
-        yield Contest(
-            operator="linear, normalised", shape=name, inputs=[q.abs(), k.abs(), v],
-            entrants={"ours": normalised, "ours unnormalised": plain},
-        )  # fmt: skip
-        yield Contest(operator="scalar decay", shape=name, entrants={"ours": decayed} | simple, inputs=[q, k,
-            v, g])
-        yield Contest(operator="SSD", shape=name, entrants={"ours": ssd} | ssm, inputs=[v, dt, rates, b, c,
-            skip])
+    def reference(x: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> Tensor:
+        return readable.parallel(c, b, x, log_decay=dt * a, k_weight=dt)[0] + d[:, None] * x
+
+    batch, heads, seq, d = shape
+    x, dt = _half(device, batch, seq, heads, d), torch.rand(batch, seq, heads, device=device) * 0.1
+    rates, skip = -torch.rand(heads, device=device) - 0.5, torch.ones(heads, device=device)
+    b, c = (_half(device, batch, seq, 1, D_STATE) for _ in range(2))
+    yield Contest(
+        operator="SSD", shape=name, names=("x", "dt", "a", "b", "c", "d"), inputs=[x, dt, rates, b, c, skip],
+        entrants={"ours": Entrant(run=ours)} | (kernel_peers.ssd_peers() if peers else {}),
+        reference=reference, work=floors.ssd_work(batch, heads, seq, d, D_STATE),
+    )  # fmt: skip
 
 
-def _first(function: Callable, *args: Tensor, **options: object) -> Tensor:
-    return function(*args, **options)[0]
-
-
-def _mamba_ssd() -> Callable | None:
-    try:
-        from mamba_ssm.ops.triton.ssd_combined import mamba_chunk_scan_combined
-    except ImportError:
-        return None
-    return mamba_chunk_scan_combined
-
-
-def _scan(peers: bool) -> Iterator[Contest]:
+def _scan(name: str, shape: tuple[int, ...], peers: bool, device: str) -> Iterator[Contest]:
+    from kernels import selective_scan as readable
     from kernels.triton.selective_scan import selective_scan
 
     def ours(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Tensor) -> Tensor:
         return selective_scan(u, dt, a, b, c, D=d, z=z)[0]
 
-    for name, (batch, seq, channels, d_state) in CHANNELS.items():
-        u, z = _half(batch, seq, channels), _half(batch, seq, channels)
-        dt = torch.nn.functional.softplus(_half(batch, seq, channels) - 3)
-        a = torch.arange(1, d_state + 1, device="cuda").float().log().repeat(channels, 1)
-        b, c = _half(batch, seq, d_state), _half(batch, seq, d_state)
-        inputs = [u, dt, a, b, c, torch.ones(channels, device="cuda"), z]
-        yield Contest(operator="scan", shape=name, entrants={"ours": ours}, inputs=inputs)
+    def reference(u: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, z: Tensor) -> Tensor:
+        return readable.chunked(u, dt, a, b, c, D=d, z=z)[0]
+
+    batch, seq, channels, d_state = shape
+    u, z = _half(device, batch, seq, channels), _half(device, batch, seq, channels)
+    dt = torch.nn.functional.softplus(_half(device, batch, seq, channels) - 3)
+    a = torch.arange(1, d_state + 1, device=device).float().log().repeat(channels, 1)
+    b, c = _half(device, batch, seq, d_state), _half(device, batch, seq, d_state)
+    yield Contest(
+        operator="scan", shape=name, names=("u", "dt", "a", "b", "c", "d", "z"),
+        inputs=[u, dt, a, b, c, torch.ones(channels, device=device), z],
+        entrants={"ours": Entrant(run=ours)} | (kernel_peers.scan_peers() if peers else {}),
+        reference=reference, work=floors.scan_work(batch, seq, channels, d_state),
+    )  # fmt: skip
 
 
-def _conv(peers: bool) -> Iterator[Contest]:
+def _conv(name: str, shape: tuple[int, ...], peers: bool, device: str) -> Iterator[Contest]:
+    from kernels import causal_conv as readable
     from kernels.triton.causal_conv import causal_conv
 
     def ours(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         return causal_conv(x, weight, bias, silu=True)[0]
 
-    for name, (batch, seq, channels, _) in CHANNELS.items():
-        entrants = {"ours": ours}
-        if peers and (peer := _causal_conv1d()):
-            entrants["causal-conv1d"] = lambda x, w, b, peer=peer: peer(
-                x.transpose(1, 2), w, b, activation="silu"
-            ).transpose(1, 2)
-        inputs = [_half(batch, seq, channels), _half(channels, 4), _half(channels)]
-        yield Contest(operator="conv", shape=name, entrants=entrants, inputs=inputs)
+    batch, seq, channels, _ = shape
+    yield Contest(
+        operator="conv", shape=name, names=("x", "weight", "bias"),
+        inputs=[_half(device, batch, seq, channels), _half(device, channels, 4), _half(device, channels)],
+        entrants={"ours": Entrant(run=ours)} | (kernel_peers.conv_peers() if peers else {}),
+        reference=lambda x, weight, bias: readable.chunked(x, weight, bias, silu=True)[0],
+        work=floors.conv_work(batch, seq, channels),
+    )  # fmt: skip
 
 
-def _causal_conv1d() -> Callable | None:
-    try:
-        from causal_conv1d import causal_conv1d_fn
-    except ImportError:
-        return None
-    return causal_conv1d_fn
-
-
-MAKERS = {"softmax": _softmax, "linear": _linear, "scan": _scan, "conv": _conv}
+MAKERS = {
+    ("softmax", "S"): (_softmax,),
+    ("linear", "S"): (_linear, _ssd),
+    ("scan", "M"): (_scan,),
+    ("conv", "M"): (_conv,),
+}

@@ -1,10 +1,13 @@
 """Check and time the Triton kernels and every peer that can be imported: python -m
 experiments.benchmarks.kernels
 
-    --check        every output and gradient against float64
-    --time         device time (CUDA graph), host time, memory and cold start, beside the peers
-    --only A,B     some of: softmax, linear, scan, conv, split, tables, decode, edges
-    --out FILE     where the Markdown table goes (default experiments/benchmarks/results/kernels-<gpu>.md)
+    --check         every output and gradient against float64
+    --time          device time (CUDA graph), host time, memory, cold start, share of the measured ceiling and
+                    error, beside the peers
+    --only A,B      some of: softmax, linear, scan, conv, split, tables, decode, edges
+    --short-tuning  fla tries two configurations of each kernel instead of up to 48, which take minutes on an
+                    empty cache
+    --out FILE      where the Markdown table goes (default experiments/benchmarks/results/kernels-<gpu>.md)
 """
 
 import argparse
@@ -12,14 +15,30 @@ import datetime
 import platform
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
-from experiments.benchmarks.kernel_contests import contests
+from experiments.benchmarks import kernel_peers
+from experiments.benchmarks.kernel_contests import Contest, contests
+from experiments.benchmarks.kernel_errors import error_cells
+from experiments.benchmarks.kernel_floors import Ceilings, measured_ceilings
 from experiments.benchmarks.kernel_jobs import OPERATORS, run_checks
 from experiments.benchmarks.kernel_reads import read_times
-from experiments.benchmarks.kernel_timing import measure
+from experiments.benchmarks.kernel_timing import Timing, measure
+from experiments.benchmarks.whole_contenders import _shorten_tuning
+
+HEAD = ("operator", "shape", "who", "fwd µs", "fwd+bwd µs", "ours / it", "share of ceiling, fwd, f+b",
+        "host µs", "cold s", "peak MB", "error, 1e-3")  # fmt: skip
+NOTES = """Device times are medians of CUDA-graph replays, each with the device kept busy while the host
+enqueues; host is the time to enqueue one eager forward and backward, cold the first forward and
+backward, peak MB the memory above the inputs of a forward and backward. "ours / it" compares
+forward and backward; ours has the ratio to the best peer. The share is the least time that bytes,
+products and exponentials need at the measured ceilings (`kernel_floors.py` has the formulas), over
+the time. Errors are relative RMS against float64 at a small shape (512 tokens), the largest and
+then each output and gradient. Every entrant gets its inputs in its natural layout, made beforehand.
+mamba_ssm and causal-conv1d may be builds of their released sources for this GPU alone."""
 
 
 def check(operators: tuple[str, ...]) -> list[str]:
@@ -44,62 +63,104 @@ def check(operators: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def times(operators: tuple[str, ...], peers: bool) -> list[str]:
-    """Time ours and the peers; the ratio is ours over the best peer of the same row."""
-    head = "| operator | shape | who | fwd µs | fwd+bwd µs | host µs | cold s | peak MB | ours / best peer |"
-    lines = [head, "|---|---|---|---|---|---|---|---|---|"]
-    print("\n".join(lines), flush=True)
-    for contest in contests(operators, peers):
-        found = {}
-        for who, operator in contest.entrants.items():
-            try:
-                found[who] = measure(operator, contest.inputs)
-            except Exception as problem:
-                text = f"{type(problem).__name__} {str(problem)[:200]}"
-                print(f"{contest.operator} {contest.shape} {who}: {text}", flush=True)
-                torch.cuda.synchronize()
-        others = [t.both for who, t in found.items() if who != "ours"]
-        ratio = f"{found['ours'].both / min(others):.2f}" if others and "ours" in found else ""
-        for who, t in found.items():
-            row = (contest.operator, contest.shape, who, f"{t.forward:.1f}", f"{t.both:.1f}", f"{t.host:.0f}",
-                   f"{t.cold / 1e6:.1f}", f"{t.peak_mb:.0f}", ratio if who == "ours" else "")  # fmt: skip
-            lines.append("| " + " | ".join(row) + " |")
-            print(lines[-1], flush=True)
-        torch.cuda.empty_cache()
-    return lines
+def times(operators: tuple[str, ...], peers: bool, ceilings: Ceilings, short: bool) -> Iterator[list[str]]:
+    """Rows of ours and the peers, given operator by operator since errors are measured after the times."""
+    for operator in operators:
+        rows: list[list[str]] = []
+        for contest in contests((operator,), peers):
+            if short:
+                _shorten_tuning()
+            rows += _rows(contest, _measured(contest), ceilings)
+            torch.cuda.empty_cache()
+        cells = error_cells((operator,), peers)
+        for row in rows:
+            yield [*row, cells.get((row[0], row[2]), "")]
+
+
+def _measured(contest: Contest) -> dict[str, Timing]:
+    found = {}
+    for who, entrant in contest.entrants.items():
+        try:
+            with entrant.context():
+                found[who] = measure(entrant, entrant.layout.own(contest.inputs))
+        except Exception as problem:
+            text = f"{type(problem).__name__} {str(problem)[:200]}"
+            print(f"{contest.operator} {contest.shape} {who}: {text}", flush=True)
+            torch.cuda.synchronize()
+    return found
+
+
+def _rows(contest: Contest, found: dict[str, Timing], ceilings: Ceilings) -> list[list[str]]:
+    rows = []
+    peers = [t.both for who, t in found.items() if not who.startswith("ours")]
+    forward, both = (ceilings.floor(work) for work in contest.work)
+    for who, t in found.items():
+        compared = min(peers, default=None) if who == "ours" else t.both
+        ratio = f"{found['ours'].both / compared:.2f}" if compared and "ours" in found else ""
+        rows.append([
+            contest.operator, contest.shape, who, f"{t.forward:.1f}", f"{t.both:.1f}",
+            f"**{ratio}**" if ratio and who == "ours" else ratio,
+            f"{forward / t.forward:.0%}, {both / t.both:.0%}", f"{t.host:.0f}", f"{t.cold / 1e6:.1f}",
+            f"{t.peak_mb:.0f}",
+        ])  # fmt: skip
+        print(" | ".join(rows[-1]), flush=True)
+    return rows
 
 
 def main() -> None:
+    options = _options()
+    if not torch.cuda.is_available():
+        sys.exit("kernels: no CUDA device here")
+    operators, peers = tuple(options.only.split(",")), not options.no_peers
+    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ")
+    out = options.out or Path(__file__).parent / "results" / f"kernels-{gpu.lower().replace(' ', '-')}.md"
+    lines = _title(gpu, options.short_tuning)
+    if options.check:
+        lines += ["## Checks", "", *check(operators), ""]
+    if options.time:
+        ceilings = measured_ceilings()
+        print(ceilings, flush=True)
+        lines += ["## Times", "", NOTES, "", f"Ceilings measured in the same run: {ceilings}.", ""]
+        lines += _table_head(HEAD)
+        for row in times(operators, peers, ceilings, options.short_tuning):
+            lines.append("| " + " | ".join(row) + " |")
+            # A run that is stopped leaves what it has.
+            _write(out, lines)
+        if {"decode", "edges"} & set(operators):
+            lines += ["", "## Forward only", "", *read_times(operators, peers, ceilings), ""]
+    _write(out, lines)
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Check and time the Triton kernels.")
     parser.add_argument("--check", action="store_true", help="compare with float64")
     parser.add_argument("--time", action="store_true", help="time ours and the peers")
     parser.add_argument("--no-peers", action="store_true", help="time ours only")
+    parser.add_argument("--short-tuning", action="store_true", help="fla tries two configurations a kernel")
     parser.add_argument("--only", default=",".join(OPERATORS), help="operators, comma-separated")
     parser.add_argument("--out", type=Path, help="Markdown file")
-    options = parser.parse_args()
-    if not torch.cuda.is_available():
-        sys.exit("kernels: no CUDA device here")
+    return parser.parse_args()
+
+
+def _title(gpu: str, short: bool) -> list[str]:
     import triton
 
-    operators = tuple(options.only.split(","))
-    gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ")
-    out = options.out or Path(__file__).parent / "results" / f"kernels-{gpu.lower().replace(' ', '-')}.md"
-    lines = [
+    tuning = " fla's tuning shortened to two configurations of each kernel." if short else ""
+    return [
         f"# Kernels on one {gpu}", "",
         f"{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, "
-        f"Triton {triton.__version__}. `python -m experiments.benchmarks.kernels --check --time`. Times are "
-        "medians of "
-        "CUDA-graph replays, host is the time "
-        "to enqueue one eager forward and backward, cold the first forward and backward.", "",
+        f"Triton {triton.__version__}, {kernel_peers.versions()}. "
+        f"`python -m experiments.benchmarks.kernels --check --time`.{tuning}", "",
     ]  # fmt: skip
-    if options.check:
-        lines += ["## Checks", "", *check(operators), ""]
-    if options.time:
-        lines += ["## Times", "", *times(operators, not options.no_peers), ""]
-        if {"decode", "edges"} & set(operators):
-            lines += ["## Forward only", "", *read_times(operators), ""]
+
+
+def _table_head(columns: tuple[str, ...]) -> list[str]:
+    return ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+
+
+def _write(out: Path, lines: list[str]) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text("\n".join(lines))
+    out.write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":
