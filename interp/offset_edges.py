@@ -8,6 +8,7 @@ is read.
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from jaxtyping import Bool, Int, Int64
@@ -25,7 +26,8 @@ class Edges(NamedTuple):
     src: Int64[Tensor, " n"]
 
 
-@dataclass(frozen=True, kw_only=True)
+# Compared by identity: what follows from the tokens is kept with them, for every checkpoint and layer.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Matches:
     """Sequences, the pairs of equal tokens in them, and what induction predicts.
 
@@ -36,8 +38,16 @@ class Matches:
     ignored: frozenset[int] = frozenset()
 
     def take(self, sequences: slice) -> "Matches":
-        """The same for some of the sequences."""
+        """The same for some of the sequences; itself where that is all."""
+        if sequences.indices(len(self.tokens)) == (0, len(self.tokens), 1):
+            return self
         return Matches(tokens=self.tokens[sequences], ignored=self.ignored)
+
+    def to(self, device: torch.device) -> "Matches":
+        """The same with its tokens on `device`; itself where they are."""
+        if self.tokens.device == device:
+            return self
+        return Matches(tokens=self.tokens.to(device), ignored=self.ignored)
 
     @cached_property
     def pairs(self) -> Edges:
@@ -80,6 +90,11 @@ class Matches:
         Raises:
             DetectionError: the offset is as long as the sequence or longer.
         """
+        if offset not in self._at:
+            self._at[offset] = self._edges_at(offset)
+        return self._at[offset]
+
+    def _edges_at(self, offset: int) -> Edges:
         seq = self.tokens.shape[1]
         if abs(offset) >= seq:
             raise DetectionError(
@@ -102,6 +117,20 @@ class Matches:
         Sources avoid what the profile's `offsets` read from there, the position before and the position
         itself. A position that has too few others (a short period) gives fewer.
         """
+        key = (offsets, like, seed)
+        if key not in self._random:
+            self._random[key] = self._random_edges(*key)
+        return self._random[key]
+
+    @cached_property
+    def _at(self) -> dict[int, Edges]:
+        return {}
+
+    @cached_property
+    def _random(self) -> dict[tuple, Edges]:
+        return {}
+
+    def _random_edges(self, offsets: range, like: int, seed: int) -> Edges:
         seq = self.tokens.shape[1]
         targets = self.at(like)
         row = targets.batch * seq + targets.dest
@@ -134,12 +163,18 @@ class Matches:
             )
 
 
+# The matches of each probe, whose edges are the same for every checkpoint.
+_of_probe: WeakKeyDictionary[RepeatedTokens, Matches] = WeakKeyDictionary()
+
+
 def probe_matches(probe: RepeatedTokens) -> Matches:
     """The matches of a probe.
 
     Raises:
         DetectionError: a token comes twice within a period: its copies would be at offsets of their own.
     """
+    if (known := _of_probe.get(probe)) is not None:
+        return known
     first = probe.tokens[:, probe.first : probe.first + probe.period]
     ranked = first.sort(dim=1).values
     twice = ranked[:, 1:] == ranked[:, :-1]
@@ -150,7 +185,8 @@ def probe_matches(probe: RepeatedTokens) -> Matches:
             f"period of {probe.period}; accepted: distinct tokens"
         )
     ignored = frozenset() if probe.bos is None else frozenset({probe.bos})
-    return Matches(tokens=probe.tokens.long(), ignored=ignored)
+    found = _of_probe[probe] = Matches(tokens=probe.tokens.long(), ignored=ignored)
+    return found
 
 
 def window_matches(tokens: Int[Tensor, "batch seq"], *, ignored: frozenset[int] = frozenset()) -> Matches:

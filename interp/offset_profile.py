@@ -139,7 +139,7 @@ def offset_profile(
         )
     offsets = tuple(default_offsets(model) if offsets is None else offsets)
     device = next(model.parameters()).device
-    matches = replace(matches, tokens=matches.tokens.to(device))
+    matches = matches.to(device)
     run = _Run(
         model=model,
         offsets=offsets,

@@ -114,11 +114,5 @@ def standard_error(by_sequence: Float[Tensor, "batch *head"]) -> Float[Tensor, "
 
 
 def filled_targets(probe: RepeatedTokens, offset: int) -> Bool[Tensor, "batch dest n"]:
-    """Which of the n places of each row hold a target at `s + offset`.
-
-    A target after the row itself cannot be attended to, and one before position 0 does not exist.
-    """
-    source, filled = probe.earlier
-    target = source + offset
-    row = torch.arange(source.shape[1], device=source.device)[:, None]
-    return filled & (target <= row) & (target >= 0)
+    """Which of the n places of each row hold a target at `s + offset`; see `RepeatedTokens.has_target`."""
+    return probe.has_target(offset)

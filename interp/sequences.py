@@ -10,7 +10,8 @@ from torch import Tensor
 from interp.errors import DetectionError
 
 
-@dataclass(frozen=True, kw_only=True)
+# Compared by identity: what is computed from the tokens is kept with them, for every checkpoint.
+@dataclass(frozen=True, kw_only=True, eq=False)
 class RepeatedTokens:
     """Sequences in which tokens come again, with an optional BOS at position 0.
 
@@ -103,10 +104,33 @@ class RepeatedTokens:
         return dest.flatten(1).gather(1, order), src.flatten(1).gather(1, order)
 
     def take(self, sequences: slice) -> "RepeatedTokens":
-        """The probe of some of the sequences; itself where that is all."""
-        if sequences.indices(len(self.tokens)) == (0, len(self.tokens), 1):
+        """The probe of some of the sequences, the same object for the same ones; itself where that is all."""
+        which = sequences.indices(len(self.tokens))
+        if which == (0, len(self.tokens), 1):
             return self
-        return replace(self, tokens=self.tokens[sequences])
+        if which not in self._parts:
+            self._parts[which] = replace(self, tokens=self.tokens[slice(*which)])
+        return self._parts[which]
+
+    def has_target(self, offset: int) -> Bool[Tensor, "batch dest n"]:
+        """Which of the n earlier copies s of each position have a readable `s + offset`.
+
+        A target after the position itself cannot be attended to, and one before position 0 does not exist.
+        """
+        if offset not in self._targets:
+            source, filled = self.earlier
+            target = source + offset
+            row = torch.arange(source.shape[1], device=source.device)[:, None]
+            self._targets[offset] = filled & (target <= row) & (target >= 0)
+        return self._targets[offset]
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, ...], "RepeatedTokens"]:
+        return {}
+
+    @cached_property
+    def _targets(self) -> dict[int, Tensor]:
+        return {}
 
     def to(self, device: torch.device | str) -> "RepeatedTokens":
         """The same probe with its tokens on `device`."""
