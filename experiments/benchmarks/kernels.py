@@ -5,8 +5,8 @@ experiments.benchmarks.kernels
     --time          device time (CUDA graph), host time, memory, cold start, share of the measured ceiling and
                     error, beside the peers
     --only A,B      some of: softmax, linear, scan, conv, split, tables, decode, edges
-    --short-tuning  fla tries two configurations of each kernel instead of up to 48, which take minutes on an
-                    empty cache
+    --workers N     compile the peers' candidates in N processes first; alone their tuning takes minutes
+    --short-tuning  the peers try two configurations of each kernel instead of up to 48
     --out FILE      where the Markdown table goes (default experiments/benchmarks/results/kernels-<gpu>.md)
 """
 
@@ -27,7 +27,7 @@ from experiments.benchmarks.kernel_floors import Ceilings, measured_ceilings
 from experiments.benchmarks.kernel_jobs import OPERATORS, run_checks
 from experiments.benchmarks.kernel_reads import read_times
 from experiments.benchmarks.kernel_timing import Timing, measure
-from experiments.benchmarks.whole_contenders import _shorten_tuning
+from experiments.benchmarks.kernel_tuning import compile_candidates, shorten_tuning
 
 HEAD = ("operator", "shape", "who", "fwd µs", "fwd+bwd µs", "ours / it", "share of ceiling, fwd, f+b",
         "host µs", "cold s", "peak MB", "error, 1e-3")  # fmt: skip
@@ -69,7 +69,7 @@ def times(operators: tuple[str, ...], peers: bool, ceilings: Ceilings, short: bo
         rows: list[list[str]] = []
         for contest in contests((operator,), peers):
             if short:
-                _shorten_tuning()
+                shorten_tuning()
             rows += _rows(contest, _measured(contest), ceilings)
             torch.cuda.empty_cache()
         cells = error_cells((operator,), peers)
@@ -114,10 +114,14 @@ def main() -> None:
     operators, peers = tuple(options.only.split(",")), not options.no_peers
     gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ")
     out = options.out or Path(__file__).parent / "results" / f"kernels-{gpu.lower().replace(' ', '-')}.md"
-    lines = _title(gpu, options.short_tuning)
+    lines = _title(gpu, options)
     if options.check:
         lines += ["## Checks", "", *check(operators), ""]
     if options.time:
+        if options.workers:
+            start = time.perf_counter()
+            compile_candidates(operators, options.workers)
+            print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
         ceilings = measured_ceilings()
         print(ceilings, flush=True)
         lines += ["## Times", "", NOTES, "", f"Ceilings measured in the same run: {ceilings}.", ""]
@@ -136,16 +140,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--check", action="store_true", help="compare with float64")
     parser.add_argument("--time", action="store_true", help="time ours and the peers")
     parser.add_argument("--no-peers", action="store_true", help="time ours only")
-    parser.add_argument("--short-tuning", action="store_true", help="fla tries two configurations a kernel")
+    parser.add_argument("--workers", type=int, default=0, help="processes that compile for the peers first")
+    parser.add_argument("--short-tuning", action="store_true", help="peers try two configurations a kernel")
     parser.add_argument("--only", default=",".join(OPERATORS), help="operators, comma-separated")
     parser.add_argument("--out", type=Path, help="Markdown file")
     return parser.parse_args()
 
 
-def _title(gpu: str, short: bool) -> list[str]:
+def _title(gpu: str, options: argparse.Namespace) -> list[str]:
     import triton
 
-    tuning = " fla's tuning shortened to two configurations of each kernel." if short else ""
+    tuning = " The peers' tuning is shortened to two configurations a kernel." if options.short_tuning else ""
+    if options.workers:
+        tuning += " Kernels were compiled beforehand: cold does not hold compilation."
     return [
         f"# Kernels on one {gpu}", "",
         f"{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, "

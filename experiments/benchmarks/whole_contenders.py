@@ -1,5 +1,6 @@
 """The models that `whole_model` compares: ours and peers of the same shape, each as loss(tokens)."""
 
+import importlib.util
 import math
 import sys
 from collections.abc import Callable
@@ -15,8 +16,8 @@ KINDS = ("softmax", "linear", "mamba1", "mamba2")
 PEERS = {
     "softmax": "SDPA, torch.compile",
     "linear": "fla LinearAttention",
-    "mamba1": "fla Mamba (no mamba_ssm: its torch path)",
-    "mamba2": "fla Mamba2 (no mamba_ssm: its torch path)",
+    "mamba1": "fla Mamba",
+    "mamba2": "fla Mamba2",
 }
 
 
@@ -84,6 +85,14 @@ def ours(kind: str, shape: Shape) -> Contender:
         )
     )
     return Contender(model=model, loss=lambda x: token_losses(model(x, return_type="logits"), x).mean())
+
+
+def peer_name(kind: str) -> str:
+    """The peer, and whether its Mamba layers have mamba_ssm's kernels."""
+    if not kind.startswith("mamba"):
+        return PEERS[kind]
+    there = importlib.util.find_spec("mamba_ssm") is not None
+    return f"{PEERS[kind]} ({'mamba_ssm kernels' if there else 'no mamba_ssm: its torch path'})"
 
 
 def peer(kind: str, shape: Shape) -> Contender:

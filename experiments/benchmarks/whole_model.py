@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.benchmarks.whole_contenders import D_VOCAB, KINDS, PEERS, SEQ, Contender, Shape, ours, peer
+from experiments.benchmarks.whole_contenders import D_VOCAB, KINDS, SEQ, Contender, Shape, ours, peer, peer_name
 from experiments.optimiser import clip_gradients
 
 SHAPES = {
@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
                     continue
                 began = time.perf_counter()
                 found = fitting(make, kind, SHAPES[shape], options)
-                name = "ours" if who == "ours" else PEERS[kind]
+                name = "ours" if who == "ours" else peer_name(kind)
                 line = {"shape": shape, "kind": kind, "who": name, **found}
                 line["took_s"] = round(time.perf_counter() - began, 1)
                 print(json.dumps(line), flush=True)

@@ -36,9 +36,8 @@ has an output norm of 64 more a layer). Median of steps after warm-up, all conte
 Mtokens/s: of the quicker of the eager and the captured step (whole step in a CUDA graph), for peers too. A
 peer whose step does not fit the memory runs at the largest halved batch that does. Losses: the same data, a
 random chain with eight successors a token; initial weights are each library's own. The linear peer's
-kernels choose between two configurations each (`whole_contenders`), not between all of theirs. Without
-mamba_ssm, which the machine does not have, the peer's Mamba layers run their torch paths: these rows say
-nothing about mamba_ssm's kernels (`kernels-h200.md` does)."""
+Triton kernels choose between two configurations each (`whole_contenders`), not between all of theirs. A
+Mamba peer's row says whether it ran mamba_ssm's kernels or, without them, its torch paths."""
 
 
 def table(lines: list[dict[str, Any]]) -> str:
