@@ -22,7 +22,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.benchmarks.whole_contenders import D_VOCAB, KINDS, SEQ, Contender, Shape, ours, peer, peer_name
+from experiments.benchmarks.whole_contenders import (
+    D_VOCAB,
+    KINDS,
+    SEQ,
+    Contender,
+    Shape,
+    ours,
+    peer,
+    peer_name,
+)
 from experiments.optimiser import clip_gradients
 
 SHAPES = {
