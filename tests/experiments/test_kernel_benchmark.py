@@ -1,6 +1,8 @@
 """The kernel benchmark where no GPU is needed: floors by hand, layouts, references, the peers' sums."""
 
 import dataclasses
+import sys
+import types
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from experiments.benchmarks import kernel_floors as floors  # noqa: E402
-from experiments.benchmarks import kernel_peers, kernel_read_peers  # noqa: E402
+from experiments.benchmarks import kernel_peers, kernel_read_peers, kernel_tuning  # noqa: E402
 from experiments.benchmarks.kernel_contests import Contest, contests  # noqa: E402
 from experiments.benchmarks.kernel_errors import entrant_errors, error_text  # noqa: E402
 from experiments.benchmarks.kernel_peers import (  # noqa: E402
@@ -114,6 +116,7 @@ def test_a_peer_that_is_not_here_is_one_printed_line(capsys):
     assert "no_such_peer" in printed
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without")
 def test_matching_sums_of_the_peers_agree():
     torch.manual_seed(0)
     q, k = (torch.randn(1, 40, 2, 16) for _ in range(2))
@@ -123,3 +126,23 @@ def test_matching_sums_of_the_peers_agree():
     pattern = kernel_read_peers.from_pattern(q, k, tokens, source)
     torch.testing.assert_close(flex, pattern, rtol=1e-4, atol=1e-6)
     assert pattern.max() > 0.5
+
+
+def test_shortened_tuning_keeps_the_nearest_configurations(monkeypatch):
+    import triton
+
+    sizes = ((16, 1, 1), (128, 8, 4), (64, 4, 2), (256, 8, 5), (64, 8, 3))
+    configs = [triton.Config({"BLOCK": b}, num_warps=w, num_stages=s) for b, w, s in sizes]
+    tuned = triton.autotune(configs=configs, key=[])(triton.jit(_copy_kernel))
+    module = types.ModuleType("fla.tuned")
+    module.kernel = module.again = triton.heuristics({})(tuned)
+    module.size = 64
+    monkeypatch.setitem(sys.modules, "fla.tuned", module)
+    assert tuned in list(kernel_tuning.tuners())
+    assert sum(found is tuned for found in kernel_tuning.tuners()) == 1
+    kernel_tuning.shorten_tuning()
+    assert tuned.configs == [configs[2], configs[4]]
+
+
+def _copy_kernel(x_ptr, y_ptr, BLOCK):
+    pass

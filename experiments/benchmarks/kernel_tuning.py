@@ -1,0 +1,87 @@
+"""The peers' autotuning: what they tune, the search shortened, or its candidates compiled beforehand."""
+
+import concurrent.futures
+import math
+import multiprocessing
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from experiments.benchmarks.kernel_contests import Contest, contests
+
+PACKAGES = ("fla.", "mamba_ssm.")
+
+
+def tuners() -> Iterator[Any]:
+    """Every kernel of the imported peers that Triton's autotuner stands around, once."""
+    from triton.runtime.autotuner import Autotuner
+
+    seen = set()
+    for module in [m for name, m in list(sys.modules.items()) if name.startswith(PACKAGES) and m]:
+        for tuned in list(vars(module).values()):
+            # A kernel may have heuristics around its tuner.
+            while type(tuned).__module__.startswith("triton") and not isinstance(tuned, Autotuner):
+                tuned = getattr(tuned, "fn", None)
+            if isinstance(tuned, Autotuner) and id(tuned) not in seen:
+                seen.add(id(tuned))
+                yield tuned
+
+
+def shorten_tuning(kept: int = 2) -> None:
+    """Leave each kernel the configurations nearest to four warps and three stages with tiles of 64."""
+
+    def distance(config: Any) -> float:
+        tiles = sum(abs(math.log2(size / 64)) for size in config.kwargs.values() if _is_size(size))
+        return tiles + abs(math.log2(config.num_warps / 4)) + 0.5 * abs(config.num_stages - 3)
+
+    for tuned in tuners():
+        tuned.configs = sorted(tuned.configs, key=distance)[:kept]
+
+
+def _is_size(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def compile_candidates(operators: tuple[str, ...], workers: int) -> None:
+    """Run every contest's peers in processes of their own, each with a part of the candidates.
+
+    What they compile is in Triton's and torch's caches afterwards, so that the whole search takes seconds.
+    """
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        done = [pool.submit(compile_part, operators, part, workers) for part in range(workers)]
+        for part, future in enumerate(done):
+            try:
+                future.result()
+            except Exception as problem:
+                print(f"compiling part {part}: {type(problem).__name__} {str(problem)[:120]}", flush=True)
+
+
+def compile_part(operators: tuple[str, ...], part: int, parts: int) -> None:
+    """Candidates part, part + parts, ... of what is tuned, and every parts-th contest of what is not."""
+    sliced: set[int] = set()
+    for index, contest in enumerate(contests(operators, True)):
+        for tuned in tuners():
+            if id(tuned) not in sliced:
+                sliced.add(id(tuned))
+                tuned.configs = tuned.configs[part::parts] or tuned.configs[:1]
+        for who in contest.entrants:
+            if who in ("fla", "mamba_ssm") or index % parts == part:
+                _run_once(contest, who)
+        torch.cuda.empty_cache()
+
+
+def _run_once(contest: Contest, who: str) -> None:
+    entrant = contest.entrants[who]
+    inputs = [x.detach().requires_grad_() for x in entrant.layout.own(contest.inputs)]
+    try:
+        with entrant.context():
+            with torch.no_grad():
+                entrant(*inputs)
+            o = entrant(*inputs)
+            torch.autograd.grad(o, inputs, torch.ones_like(o))
+        torch.cuda.synchronize()
+    except Exception as problem:
+        print(f"{contest.operator} {contest.shape} {who}: {type(problem).__name__}", flush=True)
