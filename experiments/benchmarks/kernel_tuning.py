@@ -3,6 +3,7 @@
 import concurrent.futures
 import math
 import multiprocessing
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -61,6 +62,8 @@ def compile_candidates(operators: tuple[str, ...], workers: int) -> None:
 
 def compile_part(operators: tuple[str, ...], part: int, parts: int) -> None:
     """Candidates part, part + parts, ... of what is tuned, and every parts-th contest of what is not."""
+    # Each of these processes would start its own pool of compilers.
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     sliced: set[int] = set()
     for index, contest in enumerate(contests(operators, True)):
         for tuned in tuners():

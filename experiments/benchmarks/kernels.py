@@ -19,26 +19,29 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from experiments.benchmarks import kernel_peers
 from experiments.benchmarks.kernel_contests import Contest, contests
 from experiments.benchmarks.kernel_errors import error_cells
 from experiments.benchmarks.kernel_floors import Ceilings, measured_ceilings
 from experiments.benchmarks.kernel_jobs import OPERATORS, run_checks
+from experiments.benchmarks.kernel_peers import Entrant
 from experiments.benchmarks.kernel_reads import read_times
-from experiments.benchmarks.kernel_timing import Timing, measure
+from experiments.benchmarks.kernel_timing import Timing, device_time, measure
 from experiments.benchmarks.kernel_tuning import compile_candidates, shorten_tuning
 
 HEAD = ("operator", "shape", "who", "fwd µs", "fwd+bwd µs", "ours / it", "share of ceiling, fwd, f+b",
         "host µs", "cold s", "peak MB", "error, 1e-3")  # fmt: skip
-NOTES = """Device times are medians of CUDA-graph replays, each with the device kept busy while the host
-enqueues; host is the time to enqueue one eager forward and backward, cold the first forward and
-backward, peak MB the memory above the inputs of a forward and backward. "ours / it" compares
-forward and backward; ours has the ratio to the best peer. The share is the least time that bytes,
-products and exponentials need at the measured ceilings (`kernel_floors.py` has the formulas), over
-the time. Errors are relative RMS against float64 at a small shape (512 tokens), the largest and
-then each output and gradient. Every entrant gets its inputs in its natural layout, made beforehand.
-mamba_ssm and causal-conv1d may be builds of their released sources for this GPU alone."""
+NOTES = """Device times are medians of CUDA-graph replays ("eager" where capture failed: then the host's delays
+may count), each with the device kept busy while the host enqueues; host is the time to enqueue one
+eager forward and backward, cold the first forward and backward, peak MB the memory above the inputs
+of a forward and backward. "ours / it" compares forward and backward; ours has the ratio to the best
+peer. The share is the least time that bytes, products and exponentials need at the measured
+ceilings (`kernel_floors.py` has the formulas), over the time. Errors are relative RMS against
+float64 at a small shape (512 tokens), the largest and then each output and gradient. Every entrant
+gets its inputs in its natural layout, made beforehand. mamba_ssm and causal-conv1d may be builds of
+their released sources for this GPU alone."""
 
 
 def check(operators: tuple[str, ...]) -> list[str]:
@@ -77,12 +80,14 @@ def times(operators: tuple[str, ...], peers: bool, ceilings: Ceilings, short: bo
             yield [*row, cells.get((row[0], row[2]), "")]
 
 
-def _measured(contest: Contest) -> dict[str, Timing]:
+def _measured(contest: Contest) -> dict[str, tuple[Timing, bool]]:
+    """By entrant: its times, and whether forward and backward could be captured in a CUDA graph."""
     found = {}
     for who, entrant in contest.entrants.items():
         try:
             with entrant.context():
-                found[who] = measure(entrant, entrant.layout.own(contest.inputs))
+                inputs = entrant.layout.own(contest.inputs)
+                found[who] = measure(entrant, inputs), _captured(entrant, inputs)
         except Exception as problem:
             text = f"{type(problem).__name__} {str(problem)[:200]}"
             print(f"{contest.operator} {contest.shape} {who}: {text}", flush=True)
@@ -90,15 +95,24 @@ def _measured(contest: Contest) -> dict[str, Timing]:
     return found
 
 
-def _rows(contest: Contest, found: dict[str, Timing], ceilings: Ceilings) -> list[list[str]]:
+def _captured(entrant: Entrant, inputs: list[Tensor]) -> bool:
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    cotangent = torch.randn_like(entrant(*inputs))
+    return device_time(lambda: torch.autograd.grad(entrant(*inputs), inputs, cotangent), 1)[1]
+
+
+def _rows(
+    contest: Contest, found: dict[str, tuple[Timing, bool]], ceilings: Ceilings
+) -> list[list[str]]:
     rows = []
-    peers = [t.both for who, t in found.items() if not who.startswith("ours")]
+    peers = [t.both for who, (t, _) in found.items() if not who.startswith("ours")]
     forward, both = (ceilings.floor(work) for work in contest.work)
-    for who, t in found.items():
+    for who, (t, captured) in found.items():
         compared = min(peers, default=None) if who == "ours" else t.both
-        ratio = f"{found['ours'].both / compared:.2f}" if compared and "ours" in found else ""
+        ratio = f"{found['ours'][0].both / compared:.2f}" if compared and "ours" in found else ""
+        eager = "" if captured else " (eager)"
         rows.append([
-            contest.operator, contest.shape, who, f"{t.forward:.1f}", f"{t.both:.1f}",
+            contest.operator, contest.shape, who, f"{t.forward:.1f}", f"{t.both:.1f}{eager}",
             f"**{ratio}**" if ratio and who == "ours" else ratio,
             f"{forward / t.forward:.0%}, {both / t.both:.0%}", f"{t.host:.0f}", f"{t.cold / 1e6:.1f}",
             f"{t.peak_mb:.0f}",
@@ -118,7 +132,7 @@ def main() -> None:
     if options.check:
         lines += ["## Checks", "", *check(operators), ""]
     if options.time:
-        if options.workers:
+        if options.workers and peers:
             start = time.perf_counter()
             compile_candidates(operators, options.workers)
             print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
@@ -157,7 +171,7 @@ def _title(gpu: str, options: argparse.Namespace) -> list[str]:
         f"# Kernels on one {gpu}", "",
         f"{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"Triton {triton.__version__}, {kernel_peers.versions()}. "
-        f"`python -m experiments.benchmarks.kernels --check --time`.{tuning}", "",
+        f"`python -m experiments.benchmarks.kernels {' '.join(sys.argv[1:])}`.{tuning}", "",
     ]  # fmt: skip
 
 
