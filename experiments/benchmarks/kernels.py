@@ -33,15 +33,15 @@ from experiments.benchmarks.kernel_tuning import compile_candidates, shorten_tun
 
 HEAD = ("operator", "shape", "who", "fwd µs", "fwd+bwd µs", "ours / it", "share of ceiling, fwd, f+b",
         "host µs", "cold s", "peak MB", "error, 1e-3")  # fmt: skip
-NOTES = """Device times are medians of CUDA-graph replays ("eager" where capture failed: then the host's delays
-may count), each with the device kept busy while the host enqueues; host is the time to enqueue one
-eager forward and backward, cold the first forward and backward, peak MB the memory above the inputs
-of a forward and backward. "ours / it" compares forward and backward; ours has the ratio to the best
-peer. The share is the least time that bytes, products and exponentials need at the measured
-ceilings (`kernel_floors.py` has the formulas), over the time. Errors are relative RMS against
-float64 at a small shape (512 tokens), the largest and then each output and gradient. Every entrant
-gets its inputs in its natural layout, made beforehand. mamba_ssm and causal-conv1d may be builds of
-their released sources for this GPU alone."""
+NOTES = """Device times are medians of CUDA-graph replays ("eager" where capture failed: then the host's
+delays may count), each with the device kept busy while the host enqueues; host is the time to
+enqueue one eager forward and backward, cold the first forward and backward, peak MB the memory
+above the inputs of a forward and backward. "ours / it" compares forward and backward; ours has
+the ratio to the best peer. The share is the least time that bytes, products and exponentials
+need at the measured ceilings (`kernel_floors.py` has the formulas), over the time. Errors are
+relative RMS against float64 at a small shape (512 tokens), the largest and then each output and
+gradient. Every entrant gets its inputs in its natural layout, made beforehand. mamba_ssm and
+causal-conv1d may be builds of their released sources for this GPU alone."""
 
 
 def check(operators: tuple[str, ...]) -> list[str]:
@@ -165,13 +165,14 @@ def _title(gpu: str, options: argparse.Namespace) -> list[str]:
     import triton
 
     tuning = " The peers' tuning is shortened to two configurations a kernel." if options.short_tuning else ""
+    flags = "".join(f" --{n}" for n in ("check", "time") if getattr(options, n))
     if options.workers:
         tuning += " Kernels were compiled beforehand: cold does not hold compilation."
     return [
         f"# Kernels on one {gpu}", "",
         f"{datetime.date.today()}, Python {platform.python_version()}, torch {torch.__version__}, "
         f"Triton {triton.__version__}, {kernel_peers.versions()}. "
-        f"`python -m experiments.benchmarks.kernels {' '.join(sys.argv[1:])}`.{tuning}", "",
+        f"`python -m experiments.benchmarks.kernels --only {options.only}{flags}`.{tuning}", "",
     ]  # fmt: skip
 
 
