@@ -1,6 +1,7 @@
 """The peers' autotuning: what they tune, the search shortened, or its candidates compiled beforehand."""
 
 import concurrent.futures
+import functools
 import math
 import multiprocessing
 import os
@@ -13,6 +14,14 @@ import torch
 from experiments.benchmarks.kernel_contests import Contest, contests
 
 PACKAGES = ("fla.", "mamba_ssm.")
+# Entrants that tune kernels of these packages.
+TUNED = ("fla", "mamba_ssm")
+# By the name of the option: what is done to the peers' tuners, and how the report says it.
+TUNINGS = {
+    "full": "",
+    "quick": " The peers' tuning times each configuration for 20 ms instead of 100.",
+    "short": " The peers' tuning is shortened to two configurations a kernel.",
+}
 
 
 def tuners() -> Iterator[Any]:
@@ -30,6 +39,14 @@ def tuners() -> Iterator[Any]:
                 yield tuned
 
 
+def quicken_tuning() -> None:
+    """Leave all configurations, each timed for 20 ms instead of 100."""
+    from triton.testing import do_bench
+
+    for tuned in tuners():
+        tuned._do_bench = functools.partial(do_bench, warmup=5, rep=20)
+
+
 def shorten_tuning(kept: int = 2) -> None:
     """Leave each kernel the configurations nearest to four warps and three stages with tiles of 64."""
 
@@ -45,14 +62,19 @@ def _is_size(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def compile_candidates(operators: tuple[str, ...], workers: int) -> None:
+def set_tuning(name: str) -> None:
+    """Apply "full" (nothing), "quick" or "short" to the peers imported so far."""
+    {"full": lambda: None, "quick": quicken_tuning, "short": shorten_tuning}[name]()
+
+
+def compile_candidates(operators: tuple[str, ...], workers: int, tuning: str) -> None:
     """Run every contest's peers in processes of their own, each with a part of the candidates.
 
     What they compile is in Triton's and torch's caches afterwards, so that the whole search takes seconds.
     """
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        done = [pool.submit(compile_part, operators, part, workers) for part in range(workers)]
+        done = [pool.submit(compile_part, operators, part, workers, tuning) for part in range(workers)]
         for part, future in enumerate(done):
             try:
                 future.result()
@@ -60,18 +82,21 @@ def compile_candidates(operators: tuple[str, ...], workers: int) -> None:
                 print(f"compiling part {part}: {type(problem).__name__} {str(problem)[:120]}", flush=True)
 
 
-def compile_part(operators: tuple[str, ...], part: int, parts: int) -> None:
+def compile_part(operators: tuple[str, ...], part: int, parts: int, tuning: str) -> None:
     """Candidates part, part + parts, ... of what is tuned, and every parts-th contest of what is not."""
     # Each of these processes would start its own pool of compilers.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     sliced: set[int] = set()
     for index, contest in enumerate(contests(operators, True)):
+        if tuning == "short":
+            shorten_tuning()
+        quicken_tuning()
         for tuned in tuners():
             if id(tuned) not in sliced:
                 sliced.add(id(tuned))
                 tuned.configs = tuned.configs[part::parts] or tuned.configs[:1]
         for who in contest.entrants:
-            if who in ("fla", "mamba_ssm") or index % parts == part:
+            if who in TUNED or index % parts == part:
                 _run_once(contest, who)
         torch.cuda.empty_cache()
 

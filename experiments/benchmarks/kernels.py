@@ -6,7 +6,7 @@ experiments.benchmarks.kernels
                     error, beside the peers
     --only A,B      some of: softmax, linear, scan, conv, split, tables, decode, edges
     --workers N     compile the peers' candidates in N processes first; alone their tuning takes minutes
-    --short-tuning  the peers try two configurations of each kernel instead of up to 48
+    --tuning KIND   full: as the peers do it; quick: configurations are timed for less long; short: two each
     --out FILE      where the Markdown table goes (default experiments/benchmarks/results/kernels-<gpu>.md)
 """
 
@@ -29,7 +29,7 @@ from experiments.benchmarks.kernel_jobs import OPERATORS, run_checks
 from experiments.benchmarks.kernel_peers import Entrant
 from experiments.benchmarks.kernel_reads import read_times
 from experiments.benchmarks.kernel_timing import Timing, device_time, measure
-from experiments.benchmarks.kernel_tuning import compile_candidates, shorten_tuning
+from experiments.benchmarks.kernel_tuning import TUNINGS, compile_candidates, set_tuning
 
 HEAD = ("operator", "shape", "who", "fwd µs", "fwd+bwd µs", "ours / it", "share of ceiling, fwd, f+b",
         "host µs", "cold s", "peak MB", "error, 1e-3")  # fmt: skip
@@ -66,13 +66,12 @@ def check(operators: tuple[str, ...]) -> list[str]:
     return lines
 
 
-def times(operators: tuple[str, ...], peers: bool, ceilings: Ceilings, short: bool) -> Iterator[list[str]]:
+def times(operators: tuple[str, ...], peers: bool, ceilings: Ceilings, tuning: str) -> Iterator[list[str]]:
     """Rows of ours and the peers, given operator by operator since errors are measured after the times."""
     for operator in operators:
         rows: list[list[str]] = []
         for contest in contests((operator,), peers):
-            if short:
-                shorten_tuning()
+            set_tuning(tuning)
             rows += _rows(contest, _measured(contest), ceilings)
             torch.cuda.empty_cache()
         cells = error_cells((operator,), peers)
@@ -134,13 +133,13 @@ def main() -> None:
     if options.time:
         if options.workers and peers:
             start = time.perf_counter()
-            compile_candidates(operators, options.workers)
+            compile_candidates(operators, options.workers, options.tuning)
             print(f"compiled in {time.perf_counter() - start:.0f} s", flush=True)
         ceilings = measured_ceilings()
         print(ceilings, flush=True)
         lines += ["## Times", "", NOTES, "", f"Ceilings measured in the same run: {ceilings}.", ""]
         lines += _table_head(HEAD)
-        for row in times(operators, peers, ceilings, options.short_tuning):
+        for row in times(operators, peers, ceilings, options.tuning):
             lines.append("| " + " | ".join(row) + " |")
             # A run that is stopped leaves what it has.
             _write(out, lines)
@@ -155,7 +154,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--time", action="store_true", help="time ours and the peers")
     parser.add_argument("--no-peers", action="store_true", help="time ours only")
     parser.add_argument("--workers", type=int, default=0, help="processes that compile for the peers first")
-    parser.add_argument("--short-tuning", action="store_true", help="peers try two configurations a kernel")
+    parser.add_argument("--tuning", choices=tuple(TUNINGS), default="full", help="how the peers tune")
     parser.add_argument("--only", default=",".join(OPERATORS), help="operators, comma-separated")
     parser.add_argument("--out", type=Path, help="Markdown file")
     return parser.parse_args()
@@ -164,7 +163,7 @@ def _options() -> argparse.Namespace:
 def _title(gpu: str, options: argparse.Namespace) -> list[str]:
     import triton
 
-    tuning = " The peers' tuning is shortened to two configurations a kernel." if options.short_tuning else ""
+    tuning = TUNINGS[options.tuning]
     flags = "".join(f" --{n}" for n in ("check", "time") if getattr(options, n))
     if options.workers:
         tuning += " Kernels were compiled beforehand: cold does not hold compilation."

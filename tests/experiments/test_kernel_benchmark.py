@@ -140,7 +140,11 @@ def test_shortened_tuning_keeps_the_nearest_configurations(monkeypatch):
     monkeypatch.setitem(sys.modules, "fla.tuned", module)
     assert tuned in list(kernel_tuning.tuners())
     assert sum(found is tuned for found in kernel_tuning.tuners()) == 1
-    kernel_tuning.shorten_tuning()
+    kernel_tuning.set_tuning("full")
+    assert tuned.configs == configs and tuned._do_bench is None
+    kernel_tuning.set_tuning("quick")
+    assert tuned.configs == configs and tuned._do_bench.keywords == {"warmup": 5, "rep": 20}
+    kernel_tuning.set_tuning("short")
     assert tuned.configs == [configs[2], configs[4]]
 
 
