@@ -8,7 +8,7 @@ from torch import Tensor
 from kernels import KernelError
 from kernels.triton.causal_conv_kernels import _conv_bwd_kernel, _conv_bwd_sum_kernel, _conv_fwd_kernel
 from kernels.triton.launch import check_dtype, launch, rows
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 OPERATOR = "causal_conv"
 LARGEST_WIDTH = 4
@@ -33,7 +33,7 @@ def causal_conv(
         raise KernelError(
             f"{OPERATOR}: width is {weight.shape[1]}, accepted by the Triton kernels is 1 to {LARGEST_WIDTH}"
         )
-    return torch.ops.beyond_softmax.causal_conv(x, weight, bias, state, silu)
+    return operators.causal_conv(x, weight, bias, state, silu)
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None,
@@ -114,7 +114,7 @@ def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _gradient(ctx: Any, dy: Tensor | None, dlast: Tensor | None) -> tuple:
     x, weight, bias, state = ctx.saved_tensors
     dy = x.new_zeros(x.shape) if dy is None else dy
-    dx, dweight, dbias, dstate = torch.ops.beyond_softmax.causal_conv_backward(dy, dlast, x, weight, bias,
+    dx, dweight, dbias, dstate = operators.causal_conv_backward(dy, dlast, x, weight, bias,
         state, ctx.silu)
     return dx, dweight, None if bias is None else dbias, None if state is None else dstate, None
 

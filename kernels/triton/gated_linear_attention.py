@@ -21,7 +21,7 @@ from kernels.triton.linear_attention_launch import (
     row_sum,
     states,
 )
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 OPERATOR = "gated_linear_attention"
 
@@ -64,7 +64,7 @@ def gated_linear_attention(
     scale = scale or 1e-30
     s = None if s is None else s.float()
     z = None if z is None or not normalise else z.float()
-    o, s, z, *_ = torch.ops.beyond_softmax.linear_attention(
+    o, s, z, *_ = operators.linear_attention(
         q.to(v.dtype), k.to(v.dtype), v, log_decay, k_weight, skip, s, z, scale, normalise, eps
     )
     return o, s, z if normalise else None
@@ -239,7 +239,7 @@ def _gradient(ctx: Any, do: Tensor | None, ds: Tensor | None, dz: Tensor | None,
     *inputs, o, last, last_z, den, parts, sums = ctx.saved_tensors
     do = torch.zeros_like(o) if do is None else do
     dz = dz if ctx.normalise else None
-    found = torch.ops.beyond_softmax.linear_attention_backward(
+    found = operators.linear_attention_backward(
         do, ds, dz, *inputs, o, last, last_z, den, parts, sums, ctx.scale, ctx.normalise
     )
     return *(None if x is None else dx for x, dx in zip(inputs, found, strict=True)), None, None, None

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from kernels import KernelError
 
@@ -14,6 +15,8 @@ LOG2E = 1.4426950408889634
 
 # How to start a compiled kernel, by what it is specialised on: (run, function, metadata, constants).
 _compiled: dict[tuple, tuple] = {}
+# The same by the numbers themselves, which are read faster than what is specialised on.
+_started: dict[tuple, tuple] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -26,51 +29,67 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
     """
     if 0 in grid:
         return
-    device = args[0].device
-    if device.type == "cuda" and device.index != torch.cuda.current_device():
-        with torch.cuda.device(device):
-            _start(kernel, grid, args, meta, device.index)
-    else:
-        _start(kernel, grid, args, meta, device.index)
-
-
-def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int | None) -> None:
-    """Start a kernel seen before without Triton's own look-up, which costs more than the kernel at small
-    sizes."""
-    if device is None:
+    device = args[0].get_device()
+    if device < 0:
         kernel[grid](*args, **meta)
-        return
-    key = _key(kernel, args, meta, device)
-    found = _compiled.get(key)
-    if found is not None:
-        run, function, metadata, constants = found
-        x, y, z = (*grid, 1, 1)[:3]
-        stream = torch._C._cuda_getCurrentRawStream(device)
-        run(x, y, z, stream, function, metadata, None, None, None, *args, *constants)
-        return
+    elif device == torch._C._cuda_getDevice():
+        _start(kernel, grid, args, meta, device)
+    else:
+        with torch.cuda.device(device):
+            _start(kernel, grid, args, meta, device)
+
+
+def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int) -> None:
+    """Start a kernel seen before without Triton's own look-up, which costs more than the kernel at small
+    sizes, and with addresses in place of tensors, which Triton would ask the driver about."""
+    values, parts, aligned = [], [id(kernel), device], 0
+    for x in args:
+        kind = type(x)
+        if kind is Tensor or kind is Parameter:
+            address = x.data_ptr()
+            values.append(address)
+            parts.append(x.dtype)
+            aligned = aligned << 1 | (address & 15 == 0)
+        else:
+            values.append(x)
+            parts.append(float if kind is float else x)
+    key = (*parts, aligned, *meta.values())
+    found = _started.get(key)
+    if found is None:
+        found = _compile(kernel, grid, args, meta, device, aligned)
+        if found is None:
+            return
+        if len(_started) > 4096:
+            _started.clear()
+        _started[key] = found
+    run, function, metadata, constants = found
+    x, y, z = (*grid, 1, 1)[:3]
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    run(x, y, z, stream, function, metadata, None, None, None, *values, *constants)
+
+
+def _compile(
+    kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int, aligned: int
+) -> tuple | None:
+    """How to start a kernel; None where Triton had to compile or find it, and has started it."""
+    key = (id(kernel), device, *map(_specialised, args), aligned, *meta.values())
+    if key in _compiled:
+        return _compiled[key]
     compiled = kernel[grid](*args, **meta)
     if len(_compiled) > 4096:
         _compiled.clear()
     constants = tuple(meta[name] for name in kernel.arg_names[len(args) :])
     _compiled[key] = compiled.run, compiled.function, compiled.packed_metadata, constants
+    return None
 
 
-def _key(kernel: Any, args: tuple, meta: dict[str, Any], device: int) -> tuple:
-    """What Triton specialises a kernel on: dtypes and alignment of tensors, and of integers whether they are
-    1, multiples of 16 or beyond 32 bits; so a new length is no new key."""
-    parts: list = [kernel, device]
-    aligned = 0
-    for x in args:
-        kind = type(x)
-        if kind is int:
-            wide = not -0x80000000 <= x < 0x80000000
-            parts.append(1 if x == 1 else (2 if x & 15 else 16) + wide)
-        elif x is None or kind is float:
-            parts.append(kind)
-        else:
-            parts.append(x.dtype)
-            aligned = aligned << 1 | (x.data_ptr() & 15 == 0)
-    return (*parts, aligned, *meta.values())
+def _specialised(x: Any) -> Any:
+    """What Triton specialises a kernel on, beside the alignment of tensors: dtypes, and of integers whether
+    they are 1, multiples of 16 or beyond 32 bits; so a new length compiles nothing."""
+    if isinstance(x, int):
+        wide = not -0x80000000 <= x < 0x80000000
+        return 1 if x == 1 else (2 if x & 15 else 16) + wide
+    return type(x) if x is None or isinstance(x, float) else x.dtype
 
 
 def check_dtype(operator: str, tensor: Tensor) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, processors, rows
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 from kernels.triton.selective_scan_backward import (
     _scan_bwd_kernel,
     _scan_bwd_parameter_kernel,
@@ -61,7 +61,7 @@ def selective_scan(
     state = None if state is None else state.float()
     tensors = (u, dt, A_log, B, C, D, z, state)
     keep = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors)
-    y, last, *_ = torch.ops.beyond_softmax.selective_scan(*tensors, keep)
+    y, last, *_ = operators.selective_scan(*tensors, keep)
     return y, last
 
 
@@ -243,7 +243,7 @@ def _gradient(ctx: Any, dy: Tensor | None, dlast: Tensor | None, *unused: Any) -
     saved = ctx.saved_tensors
     inputs, kept = saved[:7], saved[7:]
     dy = inputs[0].new_zeros(inputs[0].shape) if dy is None else dy
-    found = torch.ops.beyond_softmax.selective_scan_backward(dy, dlast, *inputs, *kept)
+    found = operators.selective_scan_backward(dy, dlast, *inputs, *kept)
     present = [*(x is not None for x in inputs), ctx.has_state]
     return *(dx if there else None for there, dx in zip(present, found, strict=True)), None
 

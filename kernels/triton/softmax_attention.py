@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kernels.triton.config_table import config
 from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, rows
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 from kernels.triton.softmax_attention_backward import (
     _attention_bwd_key_kernel,
     _attention_bwd_query_kernel,
@@ -48,7 +48,7 @@ def softmax_attention(
     q, k = q.to(v.dtype), k.to(v.dtype)
     # A window that reaches past the first key changes nothing.
     window = 0 if window is None or window >= k.shape[1] else window
-    return torch.ops.beyond_softmax.softmax_attention(q, k, v, sink, max(scale, 1e-30), window)
+    return operators.softmax_attention(q, k, v, sink, max(scale, 1e-30), window)
 
 
 def _shapes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def _gradient(ctx: Any, do: Tensor | None, dlse: Tensor | None) -> tuple:
     q, k, v, o, lse, sink = ctx.saved_tensors
     if do is None:
         do = torch.zeros_like(o)
-    dq, dk, dv, dsink = torch.ops.beyond_softmax.softmax_attention_backward(
+    dq, dk, dv, dsink = operators.softmax_attention_backward(
         do, dlse, q, k, v, o, lse, sink, ctx.scale, ctx.window
     )
     return dq, dk, dv, None if sink is None else dsink, None, None
