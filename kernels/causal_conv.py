@@ -166,11 +166,12 @@ def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None)
         raise KernelError(
             f"causal_conv: x {tuple(x.shape)} and weight {tuple(weight.shape)}: need seq, width >= 1"
         )
-    check_axes(
-        "causal_conv",
-        {"x": (x, "batch seq channel"), "state": (state, "batch width-1 channel")},
-        **{"width-1": sizes["width"] - 1},
-    )
+    if state is not None:
+        check_axes(
+            "causal_conv",
+            {"x": (x, "batch seq channel"), "state": (state, "batch width-1 channel")},
+            **{"width-1": sizes["width"] - 1},
+        )
     return sizes["width"]
 
 

@@ -52,29 +52,29 @@ def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **size
     Raises:
         KernelError: Another number of axes, another size, a dtype that is not floating, or two devices.
     """
-    device: tuple[str, torch.device] | None = None
+    first, device = "", None
     for name, (tensor, spec) in axes.items():
         if tensor is None:
             continue
-        names = spec.split()
-        if tensor.ndim != len(names):
-            raise KernelError(f"{operator}: {name} has shape {tuple(tensor.shape)}, accepted is [{spec}]")
+        names, shape = spec.split(), tensor.shape
+        if len(shape) != len(names):
+            raise KernelError(f"{operator}: {name} has shape {tuple(shape)}, accepted is [{spec}]")
         if not (tensor.is_floating_point() or tensor.is_complex()):
             raise KernelError(
                 f"{operator}: {name} has dtype {tensor.dtype}, accepted are floating-point dtypes"
             )
         if device is None:
-            device = (name, tensor.device)
-        elif tensor.device != device[1]:
-            raise KernelError(f"{operator}: {name} is on {tensor.device}, but {device[0]} is on {device[1]}")
-        for axis, size in zip(names, tensor.shape, strict=True):
+            first, device = name, tensor.device
+        elif tensor.device != device:
+            raise KernelError(f"{operator}: {name} is on {tensor.device}, but {first} is on {device}")
+        for axis, size in zip(names, shape, strict=True):
             if size == 0 and (axis.startswith("d_") or axis == "channel"):
                 raise KernelError(
-                    f"{operator}: {name} has shape {tuple(tensor.shape)} for [{spec}]; {axis} is 1 or more"
+                    f"{operator}: {name} has shape {tuple(shape)} for [{spec}]; {axis} is 1 or more"
                 )
             if sizes.setdefault(axis, size) != size:
                 raise KernelError(
-                    f"{operator}: {name} has shape {tuple(tensor.shape)} for [{spec}], "
+                    f"{operator}: {name} has shape {tuple(shape)} for [{spec}], "
                     f"but {axis} is {sizes[axis]} elsewhere"
                 )
     return sizes

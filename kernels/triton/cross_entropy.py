@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import check_dtype, launch, power_of_two, rows
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 OPERATOR = "cross_entropy"
 # Classes of a row that a program holds at a time.
@@ -62,7 +62,7 @@ def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
     """Loss of each row of [row class] logits, float32; a target of -1 gives 0. Arguments checked by the
     caller."""
     check_dtype(OPERATOR, logits)
-    return torch.ops.beyond_softmax.cross_entropy(logits, target)[0]
+    return operators.cross_entropy(logits, target)[0]
 
 
 def _forward(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -108,7 +108,7 @@ def _gradient(ctx: Any, dloss: Tensor | None, unused: Any) -> tuple:
     logits, target, lse = ctx.saved_tensors
     if dloss is None:
         return None, None
-    return torch.ops.beyond_softmax.cross_entropy_backward(dloss, logits, target, lse), None
+    return operators.cross_entropy_backward(dloss, logits, target, lse), None
 
 
 register("cross_entropy(Tensor logits, Tensor target) -> (Tensor, Tensor)", _forward, _fake)

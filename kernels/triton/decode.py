@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, rows
-from kernels.triton.ops import register
+from kernels.triton.ops import operators, register
 
 
 @triton.jit
@@ -76,7 +76,7 @@ def linear_step(
         log_decay = log_decay.expand(v.shape[:2])
     if s is not None and normalise and z is None:
         z = s.new_zeros(s.shape[:3])
-    o, s, z = torch.ops.beyond_softmax.linear_step(q, k, v, log_decay, k_weight, s, z, scale, normalise, eps)
+    o, s, z = operators.linear_step(q, k, v, log_decay, k_weight, s, z, scale, normalise, eps)
     return o, s, z if normalise else None
 
 
@@ -153,7 +153,7 @@ def scan_step(
     channel d_state]."""
     check_dtype("scan_step", u)
     check_width("scan_step", "d_state", A_log.shape[1])
-    return torch.ops.beyond_softmax.scan_step(u, dt, A_log, B, C, D, z, state)
+    return operators.scan_step(u, dt, A_log, B, C, D, z, state)
 
 
 def _scan_step(
@@ -212,7 +212,7 @@ def conv_step(
 ) -> tuple[Tensor, Tensor]:
     """One position of the causal convolution: x [batch channel], state [batch width-1 channel]."""
     check_dtype("conv_step", x)
-    return torch.ops.beyond_softmax.conv_step(x, weight, bias, state, silu)
+    return operators.conv_step(x, weight, bias, state, silu)
 
 
 def _conv_step(

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, processors, rows
-from kernels.triton.ops import register
+from kernels.triton.ops import operators, register
 
 OPERATOR = "softmax_step"
 BLOCK_N = 64
@@ -117,7 +117,7 @@ def softmax_step(
     check_width(OPERATOR, "d_v", v.shape[-1])
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     window = 0 if window is None or window >= k.shape[1] else window
-    return torch.ops.beyond_softmax.softmax_step(q.to(v.dtype), k.to(v.dtype), v, sink, scale, window)
+    return operators.softmax_step(q.to(v.dtype), k.to(v.dtype), v, sink, scale, window)
 
 
 def _splits(lanes: int, n_src: int, device: torch.device) -> tuple[int, int]:

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import launch, power_of_two, rows
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 
 @triton.jit
@@ -44,7 +44,7 @@ def _elu_plus_one_bwd_kernel(
 
 def elu_plus_one(x: Tensor) -> Tensor:
     """elu(x) + 1 of [row channel] numbers."""
-    return torch.ops.beyond_softmax.elu_plus_one(x)
+    return operators.elu_plus_one(x)
 
 
 def _start(kernel: Any, x: Tensor, *rest: Tensor) -> None:
@@ -73,7 +73,7 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _gradient(ctx: Any, dy: Tensor) -> Tensor:
-    return torch.ops.beyond_softmax.elu_plus_one_backward(dy, *ctx.saved_tensors)
+    return operators.elu_plus_one_backward(dy, *ctx.saved_tensors)
 
 
 register("elu_plus_one(Tensor x) -> Tensor", _forward, lambda x: x.new_empty(x.shape))

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import launch
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 BLOCK = 1024
 
@@ -41,7 +41,7 @@ def _gated_silu_bwd_kernel(dy_ptr, gate_ptr, x_ptr, dgate_ptr, dx_ptr, size, BLO
 
 def gated_silu(gate: Tensor, x: Tensor) -> Tensor:
     """SiLU(gate) x; two tensors of one shape and dtype."""
-    return torch.ops.beyond_softmax.gated_silu(gate, x)
+    return operators.gated_silu(gate, x)
 
 
 def _forward(gate: Tensor, x: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _gradient(ctx: Any, dy: Tensor) -> tuple:
-    return torch.ops.beyond_softmax.gated_silu_backward(dy, *ctx.saved_tensors)
+    return operators.gated_silu_backward(dy, *ctx.saved_tensors)
 
 
 register("gated_silu(Tensor gate, Tensor x) -> Tensor", _forward, lambda gate, x: x.new_empty(x.shape))

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from kernels import KernelError
 
@@ -17,6 +16,7 @@ LOG2E = 1.4426950408889634
 _compiled: dict[tuple, tuple] = {}
 # The same by the numbers themselves, which are read faster than what is specialised on.
 _started: dict[tuple, tuple] = {}
+_n_tensors: dict[int, int] = {}
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
@@ -24,7 +24,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
 
     Args:
         kernel: A jitted function with its constants last.
-        args: Its tensors and numbers, in order.
+        args: Its tensors (parameters named `..._ptr`) and, after them, its numbers.
         meta: Its constants and the compiler's options, by name, in the same order at every call.
     """
     if 0 in grid:
@@ -42,21 +42,18 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
 def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int) -> None:
     """Start a kernel seen before without Triton's own look-up, which costs more than the kernel at small
     sizes, and with addresses in place of tensors, which Triton would ask the driver about."""
-    values, parts, aligned = [], [id(kernel), device], 0
-    for x in args:
-        kind = type(x)
-        if kind is Tensor or kind is Parameter:
-            address = x.data_ptr()
-            values.append(address)
-            parts.append(x.dtype)
-            aligned = aligned << 1 | (address & 15 == 0)
-        else:
-            values.append(x)
-            parts.append(float if kind is float else x)
-    key = (*parts, aligned, *meta.values())
+    name = id(kernel)
+    n_tensor = _n_tensors.get(name)
+    if n_tensor is None:
+        n_tensor = _n_tensors[name] = _count_tensors(kernel)
+    tensors, numbers = args[:n_tensor], args[n_tensor:]
+    addresses = [None if x is None else x.data_ptr() for x in tensors]
+    offsets = [None if x is None else x & 15 for x in addresses]
+    dtypes = [None if x is None else x.dtype for x in tensors]
+    key = (name, device, *dtypes, *offsets, *numbers, *meta.values())
     found = _started.get(key)
     if found is None:
-        found = _compile(kernel, grid, args, meta, device, aligned)
+        found = _compile(kernel, grid, args, meta, device, [x == 0 for x in offsets])
         if found is None:
             return
         if len(_started) > 4096:
@@ -65,14 +62,19 @@ def _start(kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any]
     run, function, metadata, constants = found
     x, y, z = (*grid, 1, 1)[:3]
     stream = torch._C._cuda_getCurrentRawStream(device)
-    run(x, y, z, stream, function, metadata, None, None, None, *values, *constants)
+    run(x, y, z, stream, function, metadata, None, None, None, *addresses, *numbers, *constants)
+
+
+def _count_tensors(kernel: Any) -> int:
+    """Tensors of a kernel, which come before its numbers."""
+    return next((n for n, name in enumerate(kernel.arg_names) if not name.endswith("_ptr")), 0)
 
 
 def _compile(
-    kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int, aligned: int
+    kernel: Any, grid: tuple[int, ...], args: tuple, meta: dict[str, Any], device: int, aligned: list[bool]
 ) -> tuple | None:
     """How to start a kernel; None where Triton had to compile or find it, and has started it."""
-    key = (id(kernel), device, *map(_specialised, args), aligned, *meta.values())
+    key = (id(kernel), device, *map(_specialised, args), *aligned, *meta.values())
     if key in _compiled:
         return _compiled[key]
     compiled = kernel[grid](*args, **meta)
@@ -119,7 +121,7 @@ def check_width(operator: str, name: str, width: int, largest: int = 256) -> Non
 
 def rows(tensor: Tensor) -> Tensor:
     """The tensor with a last axis of stride 1; other axes may have any stride."""
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    return tensor if tensor.stride()[-1] == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def power_of_two(width: int, least: int = 16) -> int:

@@ -60,10 +60,11 @@ def _with_whole_vectors(implementation: Callable) -> Callable:
     """The implementation with the vectors of a call (sinks, skips, biases) made contiguous: kernels know no
     stride of theirs."""
 
-    def run(*args: Any) -> Any:
-        return implementation(*(x.contiguous() if type(x) is Tensor and x.ndim == 1 else x for x in args))
+    return lambda *args: implementation(*_whole_vectors(args))
 
-    return run
+
+def _whole_vectors(args: tuple) -> tuple:
+    return tuple(x.contiguous() if isinstance(x, Tensor) and x.ndim == 1 else x for x in args)
 
 
 def _caller(name: str, registered: Any, implementation: Callable) -> Callable:
@@ -74,9 +75,12 @@ def _caller(name: str, registered: Any, implementation: Callable) -> Callable:
     def call(*args: Any) -> Any:
         if torch.compiler.is_compiling() or not DIRECT or len(args) != len(arguments) or _is_seen():
             return registered(*args)
-        asks = _asks_for_gradient(name, args)
-        if asks is None:
+        plain = _look(name, args)
+        if plain is None:
             return registered(*args)
+        asks, gaps = plain
+        if gaps:
+            args = _whole_vectors(args)
         for n in floats:
             if type(args[n]) is not float:
                 args = (*args[:n], float(args[n]), *args[n + 1 :])
@@ -99,14 +103,14 @@ def _is_seen() -> bool:
     )
 
 
-def _asks_for_gradient(name: str, args: tuple) -> bool | None:
-    """Whether a tensor does; None where the dispatcher has work to do: an argument is not a plain tensor or a
-    number, or a vector has gaps.
+def _look(name: str, args: tuple) -> tuple[bool, bool] | None:
+    """Whether a tensor asks for a gradient and whether a vector has gaps; None where an argument is not a
+    plain tensor or a number.
 
     Raises:
         KernelError: Tensors on a GPU and elsewhere; a kernel would read what it cannot reach.
     """
-    asks, cuda = False, None
+    asks, gaps, cuda = False, False, None
     for x in args:
         kind = type(x)
         if kind is Tensor or kind is Parameter:
@@ -118,11 +122,13 @@ def _asks_for_gradient(name: str, args: tuple) -> bool | None:
                 cuda = x.is_cuda
                 if not cuda and not x.is_cpu:
                     return None
-            if x.is_neg() or (x.ndim == 1 and x.stride(0) != 1):
+            if x.is_neg():
                 return None
+            if x.ndim == 1 and x.stride() != (1,):
+                gaps = True
         elif kind not in _NUMBERS:
             return None
-    return asks
+    return asks, gaps
 
 
 def differentiable(name: str, setup: Callable, backward: Callable) -> None:

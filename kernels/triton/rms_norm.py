@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import launch, power_of_two, rows
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 # Programs of the backward, each of which adds up the gain's gradient over its rows.
 PROGRAMS = 528
@@ -83,7 +83,7 @@ def _rms_norm_bwd_kernel(
 
 def rms_norm(x: Tensor, w: Tensor, eps: float, *, gate: Tensor | None = None, dtype: torch.dtype) -> Tensor:
     """[row width] x or x SiLU(gate) over its root mean square, times the gain w, as `dtype`."""
-    return torch.ops.beyond_softmax.rms_norm(x, gate, w, eps, dtype)[0]
+    return operators.rms_norm(x, gate, w, eps, dtype)[0]
 
 
 def _block(width: int) -> dict[str, int]:
@@ -147,7 +147,7 @@ def _gradient(ctx: Any, dy: Tensor | None, unused: Any) -> tuple:
     x, gate, w, scale = ctx.saved_tensors
     if dy is None:
         return None, None, None, None, None
-    dx, dgate, dw = torch.ops.beyond_softmax.rms_norm_backward(dy, x, gate, w, scale)
+    dx, dgate, dw = operators.rms_norm_backward(dy, x, gate, w, scale)
     return dx, None if gate is None else dgate, dw, None, None
 
 

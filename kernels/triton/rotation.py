@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import launch, power_of_two, rows
-from kernels.triton.ops import differentiable, register
+from kernels.triton.ops import differentiable, operators, register
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def _rotation_kernel(
 
 def rotation(x: Tensor, cos: Tensor, sin: Tensor, *, adjacent: bool) -> Tensor:
     """Turn the pairs of [batch seq head width] by the angles of [seq pair] tables."""
-    return torch.ops.beyond_softmax.rotation(x, cos, sin, adjacent, 1.0)
+    return operators.rotation(x, cos, sin, adjacent, 1.0)
 
 
 def _forward(x: Tensor, cos: Tensor, sin: Tensor, adjacent: bool, sign: float) -> Tensor:
@@ -77,7 +77,7 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 def _gradient(ctx: Any, dy: Tensor) -> tuple:
     cos, sin = ctx.saved_tensors
-    dx = torch.ops.beyond_softmax.rotation(dy, cos, sin, ctx.adjacent, -ctx.sign)
+    dx = operators.rotation(dy, cos, sin, ctx.adjacent, -ctx.sign)
     return dx, None, None, None, None
 
 

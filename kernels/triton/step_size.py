@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton.launch import launch, power_of_two, rows
-from kernels.triton.ops import differentiable, differentiable_once, register
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 # Programs of the backward, each of which adds up the bias's gradient over its rows.
 PROGRAMS = 528
@@ -65,7 +65,7 @@ def _step_size_bwd_kernel(
 
 def step_size(raw: Tensor, bias: Tensor) -> Tensor:
     """softplus(raw + bias) of [row channel] numbers, float32."""
-    return torch.ops.beyond_softmax.step_size(raw, bias)
+    return operators.step_size(raw, bias)
 
 
 def _block(width: int) -> dict[str, int]:
@@ -103,7 +103,7 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _gradient(ctx: Any, ddt: Tensor) -> tuple:
-    return torch.ops.beyond_softmax.step_size_backward(ddt, *ctx.saved_tensors)
+    return operators.step_size_backward(ddt, *ctx.saved_tensors)
 
 
 register(
