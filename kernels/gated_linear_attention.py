@@ -301,7 +301,7 @@ def gated_linear_attention(
         eps=eps,
         state=state,
     )
-    return (output if skip is None else output + skip[:, None] * v), state
+    return (output if skip is None else output + (skip[:, None] * v).to(output.dtype)), state
 
 
 def _raw_pattern(q: Tensor, k: Tensor, decay: Tensor | None, rows: slice = slice(None)) -> Tensor:

@@ -54,11 +54,12 @@ def ssd(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
+    _check_skip(x, D)
     start = None if state is None else linear.LinearState(s=state.transpose(-1, -2))
     y, end = linear.gated_linear_attention(
-        C, B, x, log_decay=log_decay(dt, A_log), k_weight=dt, state=start, form=form, backend=backend
+        C, B, x, log_decay=log_decay(dt, A_log), k_weight=dt, state=start, skip=D, form=form, backend=backend
     )
-    return _skip(y, x, D), end.s.transpose(-1, -2)
+    return y, end.s.transpose(-1, -2)
 
 
 def step(
@@ -73,14 +74,12 @@ def step(
     backend: str | None = None,
 ) -> tuple[Float[Tensor, "batch head d_head"], State]:
     """One position, constant time; `backend` as in `gated_linear_attention.step`."""
+    _check_skip(x, D)
     start = None if state is None else linear.LinearState(s=state.transpose(-1, -2))
     decay = log_decay(dt[:, None], A_log)[:, 0]
     y, end = linear.step(C, B, x, log_decay=decay, k_weight=dt, state=start, backend=backend)
-    return _skip(y, x, D), end.s.transpose(-1, -2)
+    return y if D is None else y + (D[:, None] * x).to(y.dtype), end.s.transpose(-1, -2)
 
 
-def _skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
-    if D is None:
-        return y
+def _check_skip(x: Tensor, D: Tensor | None) -> None:
     check_axes("ssd", {"D": (D, "head")}, head=x.shape[-2])
-    return y + (D[:, None] * x).to(y.dtype)

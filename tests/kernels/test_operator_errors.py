@@ -209,3 +209,12 @@ def test_a_width_of_zero_is_refused_in_every_form():
     for form in (selective_scan.chunked, selective_scan.parallel):
         with pytest.raises(KernelError, match="d_state is 1 or more"):
             form(u, u, a, b, b)
+
+
+@pytest.mark.parametrize("form", ["parallel", "chunked", "recurrent"])
+def test_a_wider_skip_leaves_the_output_its_dtype(form):
+    x = torch.ones(1, 3, 2, 4, dtype=torch.bfloat16)
+    plain = linear.gated_linear_attention(x, x, x, form=form)[0]
+    skipped = linear.gated_linear_attention(x, x, x, skip=torch.tensor([1.0, 2.0]), form=form)[0]
+    assert skipped.dtype == torch.bfloat16
+    assert torch.equal((skipped - plain)[0, :, :, 0], torch.tensor([[1.0, 2.0]] * 3, dtype=torch.bfloat16))
