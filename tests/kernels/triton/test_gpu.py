@@ -74,6 +74,28 @@ def test_a_step_takes_the_kernel_unless_a_gradient_is_asked_for():
 
 
 @EACH
+def test_what_is_started_again_reads_the_tensors_of_its_call(operator):
+    """Other addresses, and views that are not aligned, after the kernels have been started once."""
+    function = OPERATORS[operator]
+    gradients(function, inputs())
+    torch.manual_seed(1)
+    wide = [torch.randn(2, 300, 4, 65, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    views = [x[..., 1:].requires_grad_() for x in wide]
+    whole = [x.detach().contiguous().requires_grad_() for x in views]
+    for x, y in zip(gradients(function, views), gradients(function, whole), strict=True):
+        torch.testing.assert_close(x, y, atol=2e-2 * y.abs().max().item(), rtol=2e-2)
+
+
+def test_tensors_of_two_devices_do_not_reach_a_kernel():
+    from kernels.triton import softmax_attention as fused
+
+    q, k, v = inputs()
+    fused.softmax_attention(q, k, v)
+    with pytest.raises(ValueError, match="softmax_attention: tensors are on a GPU and on the CPU"):
+        fused.softmax_attention(q, k.cpu(), v)
+
+
+@EACH
 def test_compiles_without_graph_breaks(operator):
     torch._dynamo.reset()
     function, tensors = OPERATORS[operator], inputs()
