@@ -10,7 +10,7 @@ without PyTorch's dispatcher, which costs more host time than the kernels take a
 """
 
 from collections.abc import Callable
-from types import SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,8 +22,8 @@ from kernels import KernelError
 
 NAMESPACE = "beyond_softmax"
 LIBRARY = torch.library.Library(NAMESPACE, "DEF")
-# Operators by name.
-operators = SimpleNamespace()
+# Operators by name; a module, which every torch.compile can look into.
+operators = ModuleType("operators")
 # Off: every call goes through PyTorch's dispatcher.
 DIRECT = True
 
