@@ -17,8 +17,8 @@ from triton.backends.compiler import GPUTarget
 from kernels.triton import config_table
 
 MODULES = (
-    "softmax_attention", "linear_attention_launch", "selective_scan", "causal_conv", "decode", "edges",
-    "cross_entropy", "decode_attention", "gated_silu", "rms_norm", "rotation",
+    "softmax_attention", "linear_attention_launch", "selective_scan", "causal_conv", "decode",
+    "cross_entropy", "softmax_matches", "decode_attention", "gated_silu", "rms_norm", "rotation",
     "step_size", "feature_maps",
 )  # fmt: skip
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.triton.config_table import config
+from kernels.triton.config_table import Config, config
 from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
 from kernels.triton.softmax_attention_backward import (
@@ -63,6 +63,16 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
     }
 
 
+def _even(n_dest: int, n_src: int, c: Config) -> bool:
+    """No tile is ragged: loads need no mask."""
+    return n_dest % c.block_m == 0 and n_src % c.block_n == 0
+
+
+def _together(dtype: torch.dtype) -> bool:
+    """The order of the products in the gradients of keys and values that needs fewest registers."""
+    return dtype != torch.float32
+
+
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, scale: float, window: int
 ) -> tuple[Tensor, Tensor]:
@@ -77,7 +87,7 @@ def _forward(
         _attention_fwd_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, sink, o, lse,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], n_head, n_dest, n_src, window, scale * LOG2E,
         BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, HAS_SINK=sink is not None,
-        num_warps=c.warps, num_stages=c.stages, maxnreg=c.registers, **shapes,
+        EVEN=_even(n_dest, n_src, c), num_warps=c.warps, num_stages=c.stages, maxnreg=c.registers, **shapes,
     )  # fmt: skip
     return o, lse
 
@@ -93,28 +103,31 @@ def _backward(
     shapes = _shapes(q, k, v)
     width = max(shapes["BLOCK_K"], shapes["BLOCK_V"])
     dlse = None if dlse is None else dlse.contiguous()
-    delta = torch.empty_like(lse)
+    # Of each row: its logsumexp in base 2, its delta.
+    kept = torch.empty(batch, n_head, n_dest, 2, dtype=torch.float32, device=q.device)
     strides = (*q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3])
     sizes = (n_head, n_dest, n_src, window, scale, scale * LOG2E)
     dq = torch.empty(batch, n_dest, n_head, d_k, dtype=q.dtype, device=q.device)
     c = config("attention_bwd_query", width, q.dtype, q.device)
     launch(
         _attention_bwd_query_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, o, do, lse, dlse,
-        delta, dq, *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0,
-        HAS_DLSE=dlse is not None, num_warps=c.warps, num_stages=c.stages, maxnreg=c.registers, **shapes,
+        kept, dq, *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0,
+        HAS_DLSE=dlse is not None, EVEN=_even(n_dest, n_src, c), num_warps=c.warps, num_stages=c.stages,
+        maxnreg=c.registers, **shapes,
     )  # fmt: skip
     dk = torch.empty(batch, n_src, n_kv, d_k, dtype=k.dtype, device=k.device)
     dv = torch.empty(batch, n_src, n_kv, d_v, dtype=v.dtype, device=v.device)
     c = config("attention_bwd_key", width, q.dtype, q.device)
     launch(
-        _attention_bwd_key_kernel, (-(-n_src // c.block_n) * n_kv * batch,), q, k, v, do, lse, delta, dk, dv,
-        *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, num_warps=c.warps,
-        num_stages=c.stages, maxnreg=c.registers, **shapes,
+        _attention_bwd_key_kernel, (-(-n_src // c.block_n) * n_kv * batch,), q, k, v, do, kept, dk, dv,
+        *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0,
+        EVEN=_even(n_dest, n_src, c), TOGETHER=_together(q.dtype), num_warps=c.warps, num_stages=c.stages,
+        maxnreg=c.registers, **shapes,
     )  # fmt: skip
     if sink is None:
         return dq, dk, dv, q.new_empty(0)
     share = torch.exp(sink.float()[None, :, None] - lse)
-    return dq, dk, dv, -(share * delta).sum((0, 2)).to(sink.dtype)
+    return dq, dk, dv, -(share * kept[..., 1]).sum((0, 2)).to(sink.dtype)
 
 
 def _fake(q: Tensor, k: Tensor, v: Tensor, sink: Tensor | None, scale: float, window: int) -> tuple[Tensor,

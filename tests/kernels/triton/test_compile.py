@@ -13,11 +13,11 @@ from kernels.triton import (
     config_table,
     decode,
     decode_attention,
-    edges,
     gated_linear_attention,
     linear_attention_launch,
     selective_scan,
     softmax_attention,
+    softmax_matches,
 )
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -51,11 +51,12 @@ def many_processors(monkeypatch):
 
 
 def attention(q: Tensor) -> None:
-    """Softmax attention and its matching sums, its step."""
-    o, lse = softmax_attention._forward(q, q, q, None, 0.1, 0)
-    softmax_attention._backward(q, None, q, q, q, o, lse, None, 0.1, 0)
-    tokens = torch.zeros(q.shape[:2], dtype=torch.int32)
-    edges._softmax_matches(q, q, None, tokens, tokens, 0.1, 0)
+    """Softmax attention and its matching sums with and without a ragged last tile, its step."""
+    for x in (q, q[:, 1:]):
+        o, lse = softmax_attention._forward(x, x, x, None, 0.1, 0)
+        softmax_attention._backward(x, None, x, x, x, o, lse, None, 0.1, 0)
+        tokens = torch.zeros(x.shape[:2], dtype=torch.int32)
+        softmax_matches._softmax_matches(x, x, None, tokens, tokens, 0.1, 0)
     decode_attention._softmax_step(q[:, 0], q, q, None, 0.1, 0)
 
 
@@ -82,7 +83,7 @@ def scan(u: Tensor, d_state: int) -> None:
 
 def allowed(dtype: torch.dtype, width: int) -> dict[str, int]:
     """Bytes of stack by kernel of attention."""
-    return WIDE_FLOAT32 if dtype == F32 and width == 256 else SPILLS | {"_attention_bwd_query_kernel": 64}
+    return WIDE_FLOAT32 if dtype == F32 and width == 256 else SPILLS | {"_attention_bwd_key_kernel": 8}
 
 
 def over_limits(found: list[Usage], capability: int, allowed: dict[str, int]) -> list[Usage]:
@@ -97,7 +98,7 @@ def over_limits(found: list[Usage], capability: int, allowed: dict[str, int]) ->
 def test_attention_compiles_without_spills(capability, dtype, width):
     with compile_only(capability) as found:
         attention(torch.empty(1, 4096, 2, width, dtype=dtype))
-    assert len({u.kernel for u in found}) == 6
+    assert len({u.kernel for u in found}) == 7
     assert over_limits(found, capability, allowed(dtype, width)) == []
 
 
