@@ -17,13 +17,14 @@ from experiments.benchmarks.kernel_contests import Contest, contests
 from experiments.benchmarks.kernel_timing import device_time
 from kernels.triton import config_table
 
+# Rows and columns of a tile, warps, stages, and the most registers of a thread where they are capped.
 CANDIDATES = {
-    "attention_fwd": [(128, 64, 4, 3), (128, 64, 8, 3), (128, 128, 8, 2), (128, 128, 8, 3), (64, 64, 4, 3),
-    (64, 128, 4, 3), (128, 64, 4, 4)],
-    "attention_bwd_key": [(64, 128, 8, 2), (64, 128, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 64, 4, 2),
-    (32, 128, 4, 3), (64, 128, 4, 2)],
-    "attention_bwd_query": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 3), (64, 128, 4,
-    2), (128, 64, 4, 3), (128, 32, 4, 3)],
+    "attention_fwd": [(64, 64, 4, 3), (64, 64, 4, 2), (64, 128, 4, 2), (128, 64, 4, 2), (128, 64, 8, 3),
+    (128, 64, 8, 3, 128), (128, 128, 8, 2)],
+    "attention_bwd_key": [(64, 64, 4, 2), (64, 64, 4, 2, 168), (64, 64, 4, 3, 168), (64, 64, 4, 2, 128),
+    (64, 128, 8, 2), (32, 64, 4, 3, 168), (32, 128, 8, 2, 128)],
+    "attention_bwd_query": [(64, 64, 4, 3), (64, 64, 4, 2), (64, 64, 4, 3, 128), (64, 128, 4, 2), (128, 64, 4,
+    2), (128, 64, 8, 3, 128), (128, 64, 8, 2, 128)],
     "linear_state": [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 2), (64, 32, 4, 3), (64,
     64, 8, 3)],
     "linear_output": [(64, 64, 4, 1), (64, 64, 4, 2), (64, 64, 8, 2), (128, 64, 8, 2), (64, 32, 4, 2), (128,
@@ -38,12 +39,15 @@ def _run(contest: Contest):
     return lambda: torch.autograd.grad(ours(*inputs), inputs, cotangent)
 
 
-def compile_one(job: tuple[str, tuple[str, ...], tuple[int, int, int], tuple[int, int, int, int]]) -> str:
+def _config(candidate: tuple[int, ...]) -> config_table.Config:
+    names = ("block_m", "block_n", "warps", "stages", "registers")
+    return config_table.Config(**dict(zip(names, candidate, strict=False)))
+
+
+def compile_one(job: tuple[str, tuple[str, ...], tuple[int, int, int], tuple[int, ...]]) -> str:
     """Run one candidate once in this process, so that the compiled kernels are in Triton's cache."""
     name, operators, key, candidate = job
-    config_table.overrides[key] = config_table.Config(
-        block_m=candidate[0], block_n=candidate[1], warps=candidate[2], stages=candidate[3]
-    )
+    config_table.overrides[key] = _config(candidate)
     try:
         for contest in contests(operators, False):
             if f"{contest.operator} {contest.shape}" == name:
@@ -97,9 +101,7 @@ def _time_part(contest: Contest, part: str) -> None:
     times = []
     key = (part, _width(contest), 2)
     for candidate in CANDIDATES[part]:
-        config_table.overrides[key] = config_table.Config(
-            block_m=candidate[0], block_n=candidate[1], warps=candidate[2], stages=candidate[3]
-        )
+        config_table.overrides[key] = _config(candidate)
         try:
             times.append((device_time(_run(contest), 10)[0], candidate))
         except Exception as problem:
