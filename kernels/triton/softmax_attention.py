@@ -19,6 +19,7 @@ from kernels.triton.softmax_attention_backward import (
     _attention_bwd_query_kernel,
 )
 from kernels.triton.softmax_attention_forward import _attention_fwd_kernel
+from kernels.triton.softmax_attention_tiles import grid
 
 OPERATOR = "softmax_attention"
 
@@ -63,9 +64,17 @@ def _shapes(q: Tensor, k: Tensor, v: Tensor) -> dict[str, Any]:
     }
 
 
-def _even(n_dest: int, n_src: int, c: Config) -> bool:
-    """No tile is ragged: loads need no mask."""
-    return n_dest % c.block_m == 0 and n_src % c.block_n == 0
+def _tiles(n_dest: int, n_src: int, window: int, c: Config) -> dict[str, Any]:
+    """How a kernel is cut into tiles. EVEN: none is ragged, so loads need no mask."""
+    return {
+        "BLOCK_M": c.block_m,
+        "BLOCK_N": c.block_n,
+        "HAS_WINDOW": window > 0,
+        "EVEN": n_dest % c.block_m == 0 and n_src % c.block_n == 0,
+        "num_warps": c.warps,
+        "num_stages": c.stages,
+        "maxnreg": c.registers,
+    }
 
 
 def _together(dtype: torch.dtype) -> bool:
@@ -83,11 +92,11 @@ def _forward(
     lse = torch.empty(batch, n_head, n_dest, dtype=torch.float32, device=v.device)
     shapes = _shapes(q, k, v)
     c = config("attention_fwd", max(shapes["BLOCK_K"], shapes["BLOCK_V"]), q.dtype, q.device)
+    at = grid(-(-n_dest // c.block_m), n_head * batch)
     launch(
-        _attention_fwd_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, sink, o, lse,
-        *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], n_head, n_dest, n_src, window, scale * LOG2E,
-        BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0, HAS_SINK=sink is not None,
-        EVEN=_even(n_dest, n_src, c), num_warps=c.warps, num_stages=c.stages, maxnreg=c.registers, **shapes,
+        _attention_fwd_kernel, at, q, k, v, sink, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
+        n_head, n_dest, n_src, window, scale * LOG2E, HAS_SINK=sink is not None, SPREAD=len(at) == 2,
+        **_tiles(n_dest, n_src, window, c), **shapes,
     )  # fmt: skip
     return o, lse
 
@@ -109,20 +118,18 @@ def _backward(
     sizes = (n_head, n_dest, n_src, window, scale, scale * LOG2E)
     dq = torch.empty(batch, n_dest, n_head, d_k, dtype=q.dtype, device=q.device)
     c = config("attention_bwd_query", width, q.dtype, q.device)
+    at = grid(-(-n_dest // c.block_m), n_head * batch)
     launch(
-        _attention_bwd_query_kernel, (-(-n_dest // c.block_m) * n_head * batch,), q, k, v, o, do, lse, dlse,
-        kept, dq, *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0,
-        HAS_DLSE=dlse is not None, EVEN=_even(n_dest, n_src, c), num_warps=c.warps, num_stages=c.stages,
-        maxnreg=c.registers, **shapes,
+        _attention_bwd_query_kernel, at, q, k, v, o, do, lse, dlse, kept, dq, *strides, *sizes,
+        HAS_DLSE=dlse is not None, SPREAD=len(at) == 2, **_tiles(n_dest, n_src, window, c), **shapes,
     )  # fmt: skip
     dk = torch.empty(batch, n_src, n_kv, d_k, dtype=k.dtype, device=k.device)
     dv = torch.empty(batch, n_src, n_kv, d_v, dtype=v.dtype, device=v.device)
     c = config("attention_bwd_key", width, q.dtype, q.device)
+    at = grid(-(-n_src // c.block_n), n_kv * batch)
     launch(
-        _attention_bwd_key_kernel, (-(-n_src // c.block_n) * n_kv * batch,), q, k, v, do, kept, dk, dv,
-        *strides, *sizes, BLOCK_M=c.block_m, BLOCK_N=c.block_n, HAS_WINDOW=window > 0,
-        EVEN=_even(n_dest, n_src, c), TOGETHER=_together(q.dtype), num_warps=c.warps, num_stages=c.stages,
-        maxnreg=c.registers, **shapes,
+        _attention_bwd_key_kernel, at, q, k, v, do, kept, dk, dv, *strides, *sizes,
+        TOGETHER=_together(q.dtype), SPREAD=len(at) == 2, **_tiles(n_dest, n_src, window, c), **shapes,
     )  # fmt: skip
     if sink is None:
         return dq, dk, dv, q.new_empty(0)

@@ -13,7 +13,7 @@ import typing
 import triton
 import triton.language as tl
 
-from kernels.triton.softmax_attention_tiles import attends, is_cut, load_rows
+from kernels.triton.softmax_attention_tiles import attends, is_cut, load_rows, place
 
 
 @triton.jit
@@ -25,17 +25,15 @@ def _attention_bwd_key_kernel(
     stride_do_b, stride_do_t, stride_do_h, n_head, n_dest, n_src, window, scale, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, EVEN: tl.constexpr,
-    TOGETHER: tl.constexpr, PRECISION: tl.constexpr,
+    TOGETHER: tl.constexpr, SPREAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys of one key/value head, over all query heads of its group. First tiles, read most,
     start first. TOGETHER: both products of scores, then the two sums; fewer numbers live in half precision,
     more in float32."""
     n_tile = tl.cdiv(n_src, BLOCK_N)
     n_kv = n_head // GROUP
-    pid = tl.program_id(0)
-    start_n = pid % n_tile * BLOCK_N
-    batch = (pid // n_tile // n_kv).to(tl.int64)
-    kv_head = (pid // n_tile % n_kv).to(tl.int64)
+    tile, batch, kv_head = place(n_tile, n_kv, SPREAD)
+    start_n = tile * BLOCK_N
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -107,14 +105,12 @@ def _attention_bwd_query_kernel(
     stride_do_b, stride_do_t, stride_do_h, n_head, n_dest, n_src, window, scale, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_DLSE: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, SPREAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head, and its delta. The last tiles, which read most, start first."""
     n_tile = tl.cdiv(n_dest, BLOCK_M)
-    pid = tl.program_id(0)
-    start_m = (n_tile - 1 - pid % n_tile) * BLOCK_M
-    batch = (pid // n_tile // n_head).to(tl.int64)
-    head = (pid // n_tile % n_head).to(tl.int64)
+    tile, batch, head = place(n_tile, n_head, SPREAD)
+    start_m = (n_tile - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)

@@ -6,7 +6,7 @@ import typing
 import triton
 import triton.language as tl
 
-from kernels.triton.softmax_attention_tiles import attends, is_cut, load_rows
+from kernels.triton.softmax_attention_tiles import attends, is_cut, load_rows, place
 
 
 @triton.jit
@@ -18,14 +18,12 @@ def _attention_fwd_kernel(
     n_head, n_dest, n_src, window, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINK: tl.constexpr,
-    EVEN: tl.constexpr, PRECISION: tl.constexpr,
+    EVEN: tl.constexpr, SPREAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One tile of queries of one head. The last tiles, which read most, start first."""
     n_tile = tl.cdiv(n_dest, BLOCK_M)
-    pid = tl.program_id(0)
-    start_m = (n_tile - 1 - pid % n_tile) * BLOCK_M
-    batch = (pid // n_tile // n_head).to(tl.int64)
-    head = (pid // n_tile % n_head).to(tl.int64)
+    tile, batch, head = place(n_tile, n_head, SPREAD)
+    start_m = (n_tile - 1 - tile) * BLOCK_M
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -71,7 +69,7 @@ def _attention_fwd_kernel(
         b_sum = b_sum * b_keep + tl.exp2(sink - b_new)
         b_acc = b_acc * b_keep[:, None]
         b_max = b_new
-    b_o = b_acc / b_sum[:, None]
+    b_o = b_acc * (1.0 / b_sum)[:, None]
     o_ptr += ((batch * n_dest + start_m) * n_head + head) * D_V
     mask_o = mask_m[:, None] & (offs_v[None, :] < D_V)
     tl.store(o_ptr + (offs_m[:, None] * (n_head * D_V) + offs_v[None, :]), b_o.to(o_ptr.dtype.element_ty),

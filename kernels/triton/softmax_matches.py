@@ -16,7 +16,7 @@ from torch import Tensor
 from kernels.triton.config_table import config
 from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, rows
 from kernels.triton.ops import register
-from kernels.triton.softmax_attention_tiles import attends, is_cut, load_rows
+from kernels.triton.softmax_attention_tiles import attends, grid, is_cut, load_rows, place
 
 # Source tiles of one program that looks for matches.
 TILES = 16
@@ -30,9 +30,10 @@ def _match_tile_kernel(
 ):  # fmt: skip
     """Whether one tile of destinations has a match in each of TILES tiles of sources. Tiles that the causal
     mask or the window hides are left unwritten."""
-    tile_m = tl.program_id(0)
+    n_tile = tl.cdiv(seq, BLOCK_M)
+    tile_m = tl.program_id(0) % n_tile
     column = tl.program_id(1) * TILES
-    batch = tl.program_id(2).to(tl.int64)
+    batch = (tl.program_id(0) // n_tile).to(tl.int64)
     first = tile_m * BLOCK_M
     stop = tl.minimum(first + BLOCK_M, seq)
     needed = column * BLOCK_N < stop
@@ -47,7 +48,7 @@ def _match_tile_kernel(
             b_gap = tl.minimum(b_gap, b_src ^ dest)
         b_found = tl.min(tl.reshape(b_gap, [TILES, BLOCK_N]), 1) == 0
         columns = column + tl.arange(0, TILES)
-        found_ptr += (batch * tl.num_programs(0) + tile_m) * n_column
+        found_ptr += (batch * n_tile + tile_m) * n_column
         tl.store(found_ptr + columns, b_found.to(tl.int8), mask=columns < n_column)
 
 
@@ -58,15 +59,13 @@ def _match_kernel(
     stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, n_head, seq, window, scale_log2,
     GROUP: tl.constexpr, D_K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SINK: tl.constexpr, EVEN: tl.constexpr,
-    PRECISION: tl.constexpr,
+    SPREAD: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attention that one tile of destinations pays to its matching sources, and its logsumexp."""
     n_tile = tl.cdiv(seq, BLOCK_M)
-    pid = tl.program_id(0)
-    tile_m = n_tile - 1 - pid % n_tile
+    tile, batch, head = place(n_tile, n_head, SPREAD)
+    tile_m = n_tile - 1 - tile
     first = tile_m * BLOCK_M
-    batch = (pid // n_tile // n_head).to(tl.int64)
-    head = (pid // n_tile % n_head).to(tl.int64)
     offs_m = tl.arange(0, BLOCK_M)
     offs_n = tl.arange(0, BLOCK_N)
     offs_k = tl.arange(0, BLOCK_K)
@@ -156,15 +155,16 @@ def _softmax_matches(
     n_tile, n_column = -(-seq // c.block_m), -(-seq // c.block_n)
     found = torch.empty(batch, n_tile, n_column, dtype=torch.int8, device=q.device)
     launch(
-        _match_tile_kernel, (n_tile, -(-n_column // TILES), batch), dest, src, found, seq, n_column, window,
+        _match_tile_kernel, (n_tile * batch, -(-n_column // TILES)), dest, src, found, seq, n_column, window,
         BLOCK_M=c.block_m, BLOCK_N=c.block_n, TILES=TILES, HAS_WINDOW=window > 0, num_warps=4,
     )  # fmt: skip
     match, lse = (torch.empty(batch, heads, seq, dtype=torch.float32, device=q.device) for _ in range(2))
+    at = grid(n_tile, heads * batch)
     launch(
-        _match_kernel, (n_tile * heads * batch,), q, k, sink, dest, src, found, match, lse, *q.stride()[:3],
+        _match_kernel, at, q, k, sink, dest, src, found, match, lse, *q.stride()[:3],
         *k.stride()[:3], heads, seq, window, scale * LOG2E, GROUP=heads // k.shape[2], D_K=d,
         BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=width, HAS_WINDOW=window > 0, HAS_SINK=sink is not None,
-        EVEN=seq % c.block_m == 0 and seq % c.block_n == 0,
+        EVEN=seq % c.block_m == 0 and seq % c.block_n == 0, SPREAD=len(at) == 2,
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", num_warps=c.warps, num_stages=c.stages,
         maxnreg=c.registers,
     )  # fmt: skip

@@ -14,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from kernels import softmax_attention as softmax
 from kernels.triton import config_table
 from kernels.triton import softmax_attention as fused
+from kernels.triton import softmax_attention_tiles
 from kernels.triton.softmax_matches import softmax_matches
 
 BOUND = 5e-6
@@ -53,6 +54,19 @@ def test_attention_of_several_tiles(n_dest, n_src, window, tiles):
     for name, x in found.items():
         gap = (x.double() - expected[name]).norm() / expected[name].norm()
         assert gap < BOUND, f"{name}: {gap:.1e}"
+
+
+def test_more_tiles_than_a_second_axis_holds(monkeypatch):
+    torch.manual_seed(0)
+    q, k = torch.randn(2, 150, 4, 16), torch.randn(2, 150, 2, 16)
+    expected = softmax.parallel(q.double(), k.double(), k.double())
+    weights = softmax.pattern(q.double(), k.double())
+    dest = torch.zeros(2, 150, dtype=torch.int64)
+    monkeypatch.setattr(softmax_attention_tiles, "SECOND_AXIS", 2)
+    assert softmax_attention_tiles.grid(3, 8) == (24,)
+    torch.testing.assert_close(fused.softmax_attention(q, k, k)[0].double(), expected, atol=1e-5, rtol=1e-5)
+    found = softmax_matches(q, k, dest, dest)
+    torch.testing.assert_close(found.double(), weights.sum(-1), atol=1e-5, rtol=1e-5)
 
 
 def labels(kind: str, seq: int) -> tuple[torch.Tensor, torch.Tensor]:
