@@ -12,9 +12,8 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1 at start", allow_module_level=True)
 
 from kernels import softmax_attention as softmax
-from kernels.triton import config_table
+from kernels.triton import config_table, softmax_attention_tiles
 from kernels.triton import softmax_attention as fused
-from kernels.triton import softmax_attention_tiles
 from kernels.triton.softmax_matches import softmax_matches
 
 BOUND = 5e-6
