@@ -92,10 +92,10 @@ def _forward(
     lse = torch.empty(batch, n_head, n_dest, dtype=torch.float32, device=v.device)
     shapes = _shapes(q, k, v)
     c = config("attention_fwd", max(shapes["BLOCK_K"], shapes["BLOCK_V"]), q.dtype, q.device)
-    at = grid(-(-n_dest // c.block_m), n_head * batch)
+    at = grid(-(-n_dest // c.block_m), n_head, batch)
     launch(
         _attention_fwd_kernel, at, q, k, v, sink, o, lse, *q.stride()[:3], *k.stride()[:3], *v.stride()[:3],
-        n_head, n_dest, n_src, window, scale * LOG2E, HAS_SINK=sink is not None, SPREAD=len(at) == 2,
+        n_head, n_dest, n_src, window, scale * LOG2E, HAS_SINK=sink is not None, SPREAD=len(at) == 3,
         **_tiles(n_dest, n_src, window, c), **shapes,
     )  # fmt: skip
     return o, lse
@@ -118,18 +118,18 @@ def _backward(
     sizes = (n_head, n_dest, n_src, window, scale, scale * LOG2E)
     dq = torch.empty(batch, n_dest, n_head, d_k, dtype=q.dtype, device=q.device)
     c = config("attention_bwd_query", width, q.dtype, q.device)
-    at = grid(-(-n_dest // c.block_m), n_head * batch)
+    at = grid(-(-n_dest // c.block_m), n_head, batch)
     launch(
         _attention_bwd_query_kernel, at, q, k, v, o, do, lse, dlse, kept, dq, *strides, *sizes,
-        HAS_DLSE=dlse is not None, SPREAD=len(at) == 2, **_tiles(n_dest, n_src, window, c), **shapes,
+        HAS_DLSE=dlse is not None, SPREAD=len(at) == 3, **_tiles(n_dest, n_src, window, c), **shapes,
     )  # fmt: skip
     dk = torch.empty(batch, n_src, n_kv, d_k, dtype=k.dtype, device=k.device)
     dv = torch.empty(batch, n_src, n_kv, d_v, dtype=v.dtype, device=v.device)
     c = config("attention_bwd_key", width, q.dtype, q.device)
-    at = grid(-(-n_src // c.block_n), n_kv * batch)
+    at = grid(-(-n_src // c.block_n), n_kv, batch)
     launch(
         _attention_bwd_key_kernel, at, q, k, v, do, kept, dk, dv, *strides, *sizes,
-        TOGETHER=_together(q.dtype), SPREAD=len(at) == 2, **_tiles(n_dest, n_src, window, c), **shapes,
+        TOGETHER=_together(q.dtype), SPREAD=len(at) == 3, **_tiles(n_dest, n_src, window, c), **shapes,
     )  # fmt: skip
     if sink is None:
         return dq, dk, dv, q.new_empty(0)

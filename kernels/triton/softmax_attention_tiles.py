@@ -9,32 +9,34 @@ import typing
 import triton
 import triton.language as tl
 
-# Most programs along the second axis of a grid.
-SECOND_AXIS = 65535
+# Most programs along the second or third axis of a grid.
+AXIS = 65535
 
 
-def grid(n_tile: int, n_row: int) -> tuple[int, ...]:
-    """The grid of `place`: one program a tile of each of n_row heads, of all sequences together."""
-    return (n_row, n_tile) if n_tile <= SECOND_AXIS else (n_row * n_tile,)
+def grid(n_tile: int, n_head: int, batch: int) -> tuple[int, ...]:
+    """The grid of `place`: a program for every tile of every head of every sequence."""
+    return (batch, n_head, n_tile) if max(n_tile, n_head) <= AXIS else (batch * n_head * n_tile,)
 
 
 @triton.jit
 @typing.no_type_check
 def place(n_tile, n_head, SPREAD: tl.constexpr):
-    """(tile, batch, head) of a program; all heads' programs of one tile are beside each other, so that those
-    with most to do start first.
+    """(tile, batch, head) of a program. One tile of all heads and sequences, then the next, so that the
+    programs with most to do start first.
 
     Args:
-        SPREAD: The grid has a second axis.
+        SPREAD: The grid has three axes.
     """
     if SPREAD:
-        tile = tl.program_id(1)
-        row = tl.program_id(0)
+        tile = tl.program_id(2)
+        head = tl.program_id(1)
+        batch = tl.program_id(0)
     else:
         n_row = tl.num_programs(0) // n_tile
         tile = tl.program_id(0) // n_row
-        row = tl.program_id(0) % n_row
-    return tile, (row // n_head).to(tl.int64), (row % n_head).to(tl.int64)
+        head = tl.program_id(0) % n_row % n_head
+        batch = tl.program_id(0) % n_row // n_head
+    return tile, batch.to(tl.int64), head.to(tl.int64)
 
 
 @triton.jit

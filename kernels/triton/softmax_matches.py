@@ -159,12 +159,12 @@ def _softmax_matches(
         BLOCK_M=c.block_m, BLOCK_N=c.block_n, TILES=TILES, HAS_WINDOW=window > 0, num_warps=4,
     )  # fmt: skip
     match, lse = (torch.empty(batch, heads, seq, dtype=torch.float32, device=q.device) for _ in range(2))
-    at = grid(n_tile, heads * batch)
+    at = grid(n_tile, heads, batch)
     launch(
         _match_kernel, at, q, k, sink, dest, src, found, match, lse, *q.stride()[:3],
         *k.stride()[:3], heads, seq, window, scale * LOG2E, GROUP=heads // k.shape[2], D_K=d,
         BLOCK_M=c.block_m, BLOCK_N=c.block_n, BLOCK_K=width, HAS_WINDOW=window > 0, HAS_SINK=sink is not None,
-        EVEN=seq % c.block_m == 0 and seq % c.block_n == 0, SPREAD=len(at) == 2,
+        EVEN=seq % c.block_m == 0 and seq % c.block_n == 0, SPREAD=len(at) == 3,
         PRECISION="tf32x3" if q.dtype == torch.float32 else "tf32", num_warps=c.warps, num_stages=c.stages,
         maxnreg=c.registers,
     )  # fmt: skip

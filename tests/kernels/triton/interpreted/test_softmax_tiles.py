@@ -55,14 +55,14 @@ def test_attention_of_several_tiles(n_dest, n_src, window, tiles):
         assert gap < BOUND, f"{name}: {gap:.1e}"
 
 
-def test_more_tiles_than_a_second_axis_holds(monkeypatch):
+def test_more_tiles_than_an_axis_of_a_grid_holds(monkeypatch):
     torch.manual_seed(0)
     q, k = torch.randn(2, 150, 4, 16), torch.randn(2, 150, 2, 16)
     expected = softmax.parallel(q.double(), k.double(), k.double())
     weights = softmax.pattern(q.double(), k.double())
     dest = torch.zeros(2, 150, dtype=torch.int64)
-    monkeypatch.setattr(softmax_attention_tiles, "SECOND_AXIS", 2)
-    assert softmax_attention_tiles.grid(3, 8) == (24,)
+    monkeypatch.setattr(softmax_attention_tiles, "AXIS", 2)
+    assert softmax_attention_tiles.grid(3, 4, 2) == (24,)
     torch.testing.assert_close(fused.softmax_attention(q, k, k)[0].double(), expected, atol=1e-5, rtol=1e-5)
     found = softmax_matches(q, k, dest, dest)
     torch.testing.assert_close(found.double(), weights.sum(-1), atol=1e-5, rtol=1e-5)
