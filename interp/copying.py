@@ -8,7 +8,6 @@ raised, -1 when it is not raised.
 """
 
 import functools
-import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -176,11 +175,19 @@ def eigenvalue_copying(
 
 
 def _eigenvalues(matrices: Float[Tensor, "head n n"]) -> Tensor:
-    """Eigenvalues of each matrix; large ones side by side, since LAPACK takes one after the other."""
+    """Eigenvalues of each matrix; large ones side by side, since LAPACK takes one after the other.
+
+    Each takes one thread meanwhile: with all of them for each matrix they hinder one another.
+    """
     if len(matrices) == 1 or matrices.shape[-1] < 128:
         return torch.linalg.eigvals(matrices)
-    with ThreadPoolExecutor(min(len(matrices), os.cpu_count() or 1)) as pool:
-        return torch.stack(list(pool.map(torch.linalg.eigvals, matrices)))
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with ThreadPoolExecutor(min(len(matrices), n_threads)) as pool:
+            return torch.stack(list(pool.map(torch.linalg.eigvals, matrices)))
+    finally:
+        torch.set_num_threads(n_threads)
 
 
 def eigenvalue_null(
