@@ -206,6 +206,8 @@ class DetectionReport(Displayed, display="report"):
 
 def to_plain(record: Any, *, samples: bool = False) -> Any:
     """A record as dicts, lists and scalars that JSON holds exactly; a float that is not finite is refused."""
+    if record is None or type(record) in (int, str, bool):
+        return record
     if dataclasses.is_dataclass(record):
         left_out = () if samples else getattr(record, "SAMPLES", ())
         names = [f.name for f in dataclasses.fields(record) if f.name not in left_out]
@@ -213,6 +215,9 @@ def to_plain(record: Any, *, samples: bool = False) -> Any:
     if isinstance(record, Mapping):
         return {key: to_plain(value, samples=samples) for key, value in record.items()}
     if isinstance(record, list | tuple):
+        # Most of a report is long rows of numbers.
+        if all(type(value) is float for value in record) and all(map(math.isfinite, record)):
+            return list(record)
         return [to_plain(value, samples=samples) for value in record]
     if isinstance(record, float) and not math.isfinite(record):
         raise ValueError(
