@@ -49,10 +49,10 @@ def contests(
     """Every contest of the named operators, inputs made as they are needed."""
     torch.manual_seed(0)
     for operator in operators:
-        for name, shape in shapes.items():
-            # Shapes with heads have names in S, those with channels in M.
-            for maker in MAKERS.get((operator, name[0]), ()):
-                yield from maker(name, shape, peers, device)
+        for initial, maker in MAKERS.get(operator, ()):
+            for name, shape in shapes.items():
+                if name.startswith(initial):
+                    yield from maker(name, shape, peers, device)
 
 
 def _half(device: str, *shape: int) -> Tensor:
@@ -174,9 +174,10 @@ def _conv(name: str, shape: tuple[int, ...], peers: bool, device: str) -> Iterat
     )  # fmt: skip
 
 
+# With the initial of the shapes they take.
 MAKERS = {
-    ("softmax", "S"): (_softmax,),
-    ("linear", "S"): (_linear, _ssd),
-    ("scan", "M"): (_scan,),
-    ("conv", "M"): (_conv,),
+    "softmax": (("S", _softmax),),
+    "linear": (("S", _linear), ("S", _ssd)),
+    "scan": (("M", _scan),),
+    "conv": (("M", _conv),),
 }

@@ -1,11 +1,11 @@
 """The peers' autotuning: what they tune, the search shortened, or its candidates compiled beforehand."""
 
-import concurrent.futures
 import functools
 import math
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,7 +20,7 @@ TUNED = ("fla", "mamba_ssm")
 TUNINGS = {
     "full": "",
     "quick": " The peers' tuning times each configuration for 20 ms instead of 100.",
-    "short": " The peers' tuning is shortened to two configurations a kernel.",
+    "short": " The peers' tuning is shortened to three configurations a kernel.",
 }
 
 
@@ -47,15 +47,23 @@ def quicken_tuning() -> None:
         tuned._do_bench = functools.partial(do_bench, warmup=5, rep=20)
 
 
-def shorten_tuning(kept: int = 2) -> None:
-    """Leave each kernel the configurations nearest to four warps and three stages with tiles of 64."""
+def shorten_tuning() -> None:
+    """Leave each kernel the two configurations nearest to four warps and three stages with tiles of 64.
+
+    And the smallest: the two may need more shared memory than there is.
+    """
 
     def distance(config: Any) -> float:
         tiles = sum(abs(math.log2(size / 64)) for size in config.kwargs.values() if _is_size(size))
         return tiles + abs(math.log2(config.num_warps / 4)) + 0.5 * abs(config.num_stages - 3)
 
     for tuned in tuners():
-        tuned.configs = sorted(tuned.configs, key=distance)[:kept]
+        nearest = sorted(tuned.configs, key=distance)
+        tuned.configs = nearest[:2] + sorted(nearest[2:], key=_size)[:1]
+
+
+def _size(config: Any) -> int:
+    return math.prod(size for size in config.kwargs.values() if _is_size(size)) * config.num_stages
 
 
 def _is_size(value: object) -> bool:
@@ -67,38 +75,53 @@ def set_tuning(name: str) -> None:
     {"full": lambda: None, "quick": quicken_tuning, "short": shorten_tuning}[name]()
 
 
-def compile_candidates(operators: tuple[str, ...], workers: int, tuning: str) -> None:
-    """Run every contest's peers in processes of their own, each with a part of the candidates.
+def compile_candidates(operators: tuple[str, ...], workers: int, tuning: str, limit: float = 200.0) -> None:
+    """Run every contest in processes of their own, each with a part of the peers' candidates.
 
-    What they compile is in Triton's and torch's caches afterwards, so that the whole search takes seconds.
+    What they compile is in Triton's and torch's caches afterwards, so that the whole search takes seconds. A
+    process that faults, or runs longer than `limit` seconds, ends alone.
     """
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        done = [pool.submit(compile_part, operators, part, workers, tuning) for part in range(workers)]
-        for part, future in enumerate(done):
-            try:
-                future.result()
-            except Exception as problem:
-                print(f"compiling part {part}: {type(problem).__name__} {str(problem)[:120]}", flush=True)
+    jobs = [(operators, part, workers, tuning) for part in range(workers)]
+    running = [context.Process(target=compile_part, args=job) for job in jobs]
+    for process in running:
+        process.start()
+    deadline = time.monotonic() + limit
+    for part, process in enumerate(running):
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.terminate()
+            print(f"compiling part {part}: stopped after {limit:.0f} s", flush=True)
+        elif process.exitcode:
+            print(f"compiling part {part}: ended with {process.exitcode}", flush=True)
 
 
 def compile_part(operators: tuple[str, ...], part: int, parts: int, tuning: str) -> None:
-    """Candidates part, part + parts, ... of what is tuned, and every parts-th contest of what is not."""
+    """A part of the candidates of each tuned kernel, and every parts-th contest of what tunes nothing (of
+    everything if the tuning is short)."""
     # Each of these processes would start its own pool of compilers.
     os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
     sliced: set[int] = set()
     for index, contest in enumerate(contests(operators, True)):
-        if tuning == "short":
-            shorten_tuning()
+        set_tuning(tuning)
         quicken_tuning()
-        for tuned in tuners():
+        for tuned in tuners() if tuning != "short" else ():
             if id(tuned) not in sliced:
                 sliced.add(id(tuned))
-                tuned.configs = tuned.configs[part::parts] or tuned.configs[:1]
+                tuned.configs = sliced_configs(tuned.configs, part, parts)
         for who in contest.entrants:
-            if who.startswith(TUNED) or index % parts == part:
+            if (who.startswith(TUNED) and tuning != "short") or index % parts == part:
                 _run_once(contest, who)
         torch.cuda.empty_cache()
+
+
+def sliced_configs(configs: list[Any], part: int, parts: int) -> list[Any]:
+    """Two or more of them where there are as many, small and large ones.
+
+    One that does not fit the shared memory is passed over only if it is not alone.
+    """
+    slices = max(1, min(parts, len(configs) // 2))
+    return sorted(configs, key=_size)[part % slices :: slices]
 
 
 def _run_once(contest: Contest, who: str) -> None:

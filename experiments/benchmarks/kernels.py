@@ -6,7 +6,7 @@ experiments.benchmarks.kernels
                     error, beside the peers
     --only A,B      some of: softmax, linear, scan, conv, split, tables, decode, edges
     --workers N     compile the peers' candidates in N processes first; alone their tuning takes minutes
-    --tuning KIND   full: as the peers do it; quick: configurations are timed for less long; short: two each
+    --tuning KIND   full: as the peers do it; quick: configurations are timed for less long; short: three each
     --out FILE      where the Markdown table goes (default experiments/benchmarks/results/kernels-<gpu>.md)
 """
 
@@ -139,12 +139,13 @@ def main() -> None:
         print(ceilings, flush=True)
         lines += ["## Times", "", NOTES, "", f"Ceilings measured in the same run: {ceilings}.", ""]
         lines += _table_head(HEAD)
+        reads = read_times(operators, peers, ceilings) if {"decode", "edges"} & set(operators) else []
+        reads = ["", "## Forward only", "", *reads] if reads else []
         for row in times(operators, peers, ceilings, options.tuning):
             lines.append("| " + " | ".join(row) + " |")
             # A run that is stopped leaves what it has.
-            _write(out, lines)
-        if {"decode", "edges"} & set(operators):
-            lines += ["", "## Forward only", "", *read_times(operators, peers, ceilings), ""]
+            _write(out, lines + reads)
+        lines += reads
     _write(out, lines)
 
 

@@ -128,7 +128,7 @@ def test_matching_sums_of_the_peers_agree():
     assert pattern.max() > 0.5
 
 
-def test_shortened_tuning_keeps_the_nearest_configurations(monkeypatch):
+def test_shortened_tuning_keeps_the_nearest_configurations_and_the_smallest(monkeypatch):
     import triton
 
     sizes = ((16, 1, 1), (128, 8, 4), (64, 4, 2), (256, 8, 5), (64, 8, 3))
@@ -145,7 +145,20 @@ def test_shortened_tuning_keeps_the_nearest_configurations(monkeypatch):
     kernel_tuning.set_tuning("quick")
     assert tuned.configs == configs and tuned._do_bench.keywords == {"warmup": 5, "rep": 20}
     kernel_tuning.set_tuning("short")
-    assert tuned.configs == [configs[2], configs[4]]
+    # Two near 64 with 4 warps, and the smallest; again changes nothing.
+    assert tuned.configs == [configs[2], configs[4], configs[0]]
+    kernel_tuning.set_tuning("short")
+    assert tuned.configs == [configs[2], configs[4], configs[0]]
+
+
+def test_every_candidate_is_compiled_by_some_process_and_none_alone():
+    import triton
+
+    for count in (1, 2, 5, 11, 48):
+        configs = [triton.Config({"BLOCK": 16 * (i + 1)}) for i in range(count)]
+        slices = [kernel_tuning.sliced_configs(configs[::-1], part, 14) for part in range(14)]
+        assert {c.kwargs["BLOCK"] for found in slices for c in found} == {c.kwargs["BLOCK"] for c in configs}
+        assert min(len(found) for found in slices) >= min(count, 2)
 
 
 def _copy_kernel(x_ptr, y_ptr, BLOCK):
