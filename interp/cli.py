@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,6 +172,8 @@ def _run(options: argparse.Namespace) -> None:
     _check_installed("rich", "the table")
     if options.html:
         _check_installed("plotly", "--html")
+    if options.device.startswith("cuda"):
+        threading.Thread(target=_begin_device, args=(options.device,), daemon=True).start()
     from interp.detect import detect
     from interp.table import print_report
 
@@ -200,6 +203,19 @@ def _run(options: argparse.Namespace) -> None:
     print_report(report, top=options.top)
     for path in outputs:
         print(f"wrote {path}", file=sys.stderr)
+
+
+def _begin_device(device: str) -> None:
+    """What waits for the device and the disk, while the main thread reads: the device's context, and Triton's
+    hash of its own files, by which it finds compiled kernels. What fails here fails again where it is used.
+    """
+    with contextlib.suppress(Exception):
+        import torch
+
+        torch.zeros(1, device=device)
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _contents(options: argparse.Namespace, report: DetectionReport) -> list[tuple[str, str]]:
