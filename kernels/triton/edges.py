@@ -16,8 +16,8 @@ from kernels.triton.softmax_matches import softmax_matches
 
 __all__ = ["linear_matches", "scan_matches", "softmax_matches"]
 
-# Bytes that one group of heads or channels may take at a time.
-BUDGET = 48_000_000
+# Bytes that one group of channels may take at a time, at about 80 for each of its steps.
+BUDGET = 350_000_000
 
 
 def _events(label_dest: Tensor, label_src: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -40,20 +40,21 @@ def scan_matches(
     """
     batch, seq, channels = dt.shape
     found = torch.empty(batch, channels, seq, dtype=torch.float32, device=dt.device)
-    at_once = max(16, min(channels, BUDGET // (2 * seq * 4 * 2) * 4))
+    at_once = min(channels, max(32, 1 << (BUDGET // (80 * seq)).bit_length() >> 1))
     for b in range(batch):
         position, is_dest, starts, event = _events(label_dest[b], label_src[b])
         writes = (B.detach()[b].float()[position] * ~is_dest[:, None])[None]
         reads = (C.detach()[b].float()[position] * is_dest[:, None])[None]
         for channel in range(0, channels, at_once):
-            own = dt.detach()[b, :, channel : channel + at_once].double()
-            at = own.cumsum(0)[position]
+            # One channel after the other in memory: sums over time are many times quicker.
+            own = dt.detach()[b, :, channel : channel + at_once].T.double().contiguous()
+            at = own.cumsum(1)[:, position]
             gap = torch.empty_like(at, dtype=torch.float32)
-            gap[1:] = at[1:] - at[:-1]
+            gap[:, 1:] = at[:, 1:] - at[:, :-1]
             # A step this long forgets everything; u dt gives the write its own step.
-            gap.masked_fill_(starts[:, None], 1e30)
-            gap.clamp_(min=1e-30)
-            u = own.float()[position] / gap
+            gap.masked_fill_(starts, 1e30).clamp_(min=1e-30)
+            u = (own.float()[:, position] / gap).T.contiguous()
+            gap = gap.T.contiguous()
             y, _ = selective_scan(u[None], gap[None], A_log.detach()[channel : channel + at_once], writes,
                 reads)
             found[b, channel : channel + at_once] = y[0, event].T

@@ -14,23 +14,32 @@ from torch import Tensor
 
 from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, processors, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
-from kernels.triton.selective_scan_backward import (
-    _scan_bwd_kernel,
+from kernels.triton.selective_scan_backward import _scan_bwd_kernel
+from kernels.triton.selective_scan_forward import _scan_fwd_output_kernel
+from kernels.triton.selective_scan_segments import (
+    _scan_bwd_state_kernel,
+    _scan_carry_kernel,
+    _scan_fwd_state_kernel,
+)
+from kernels.triton.selective_scan_sums import (
     _scan_bwd_parameter_kernel,
     _scan_bwd_shared_kernel,
-    _scan_bwd_state_kernel,
-)
-from kernels.triton.selective_scan_forward import (
-    _scan_carry_kernel,
-    _scan_fwd_output_kernel,
-    _scan_fwd_state_kernel,
+    _scan_shared_kernel,
 )
 
 OPERATOR = "selective_scan"
 
-# Lanes of a warp along channels and along states. N_LANES is also the number of steps between two kept states
-# (in the dtype of u): the backward holds that many states of a channel in registers.
-C_LANES, N_LANES = 8, 4
+# Steps of a block, also between two kept states (in the dtype of u); lanes of a warp along states and
+# channels in the main backward kernel, whose rows of lanes are those steps.
+STEPS = N_LANES = 4
+C_LANES = 8
+# Most states of a thread in the other kernels.
+STATES = 32
+# Groups of channels, most states at a time, and groups whose inputs are on their way, of the main backward
+# kernel.
+C_REPEAT = 4
+CHUNK = 16
+AHEAD = 4
 # Warps that are wanted for every multiprocessor: segments are made until there are as many.
 WARPS = 16
 
@@ -65,34 +74,58 @@ def selective_scan(
     return y, last
 
 
-def _block(d_state: int) -> dict[str, int]:
-    """The tiles of a program, 8 x 4 lanes of channels and states: 4 to 16 states a thread."""
-    block_n = power_of_two(d_state, N_LANES)
-    return {
-        "C_REPEAT": 2 if block_n <= 16 else 1,
-        "N_REPEAT": block_n // N_LANES,
-        "C_LANES": C_LANES,
-        "N_LANES": N_LANES,
-        "num_warps": max(1, block_n // 16),
-    }
+def _width(d_state: int) -> int:
+    """States that a tile holds."""
+    return power_of_two(d_state, N_LANES)
+
+
+def _tiles(d_state: int) -> dict[str, int]:
+    """Tiles of a one-warp program: a thread holds all states of a channel, up to STATES."""
+    lanes = max(1, _width(d_state) // STATES)
+    return {"GROUPS": _width(d_state) // (4 * lanes), "WIDTH": 4 * lanes, "BLOCK_C": 32 // lanes,
+        "STEPS": STEPS}  # fmt: skip
+
+
+def _backward_tiles(d_state: int) -> dict[str, int]:
+    """Tiles of the main backward kernel, 4 x 8 lanes of states and channels."""
+    width = _width(d_state)
+    groups = C_REPEAT if width <= CHUNK else min(2, C_REPEAT)
+    return {"C_REPEAT": groups, "N_REPEAT": min(width, CHUNK) // N_LANES, "CHUNKS": max(1, width // CHUNK),
+        "AHEAD": min(AHEAD, groups), "C_LANES": C_LANES, "N_LANES": N_LANES}  # fmt: skip
 
 
 def _plan(u: Tensor, d_state: int) -> tuple[int, int, int]:
     """(blocks of channels, number of segments, their length): about WARPS warps for every multiprocessor."""
     batch, seq, channels = u.shape
-    block = _block(d_state)
-    blocks = -(-channels // (block["C_REPEAT"] * C_LANES))
-    wanted = max(1, WARPS * processors(u.device) // max(1, batch * blocks * block["num_warps"]))
+    blocks = -(-channels // _tiles(d_state)["BLOCK_C"])
+    wanted = max(1, WARPS * processors(u.device) // max(1, batch * -(-channels // 32)))
     if wanted < 2 or seq < 64:
-        return blocks, 1, max(1, -(-seq // N_LANES)) * N_LANES
-    segment = max(32, -(-seq // (wanted * N_LANES)) * N_LANES)
+        return blocks, 1, max(1, -(-seq // STEPS)) * STEPS
+    segment = max(32, -(-seq // (wanted * STEPS)) * STEPS)
     return blocks, -(-seq // segment), segment
 
 
-def _kept_shape(u: Tensor, d_state: int, blocks: int) -> tuple[int, ...]:
-    block = _block(d_state)
-    size = block["C_REPEAT"] * block["N_REPEAT"] * C_LANES * N_LANES
-    return u.shape[0], -(-u.shape[1] // N_LANES), blocks, size
+def _padded(seq: int) -> int:
+    """Whole blocks of steps."""
+    return -(-seq // STEPS) * STEPS
+
+
+def _kept_shape(u: Tensor, d_state: int) -> tuple[int, ...]:
+    return u.shape[0], _padded(u.shape[1]) // STEPS, _width(d_state) // 4, u.shape[2], 4
+
+
+def _shared(b: Tensor, c: Tensor) -> Tensor:
+    """B and C side by side in float32, with a row before the first and one after the last to load ahead."""
+    batch, seq, d_state = b.shape
+    padded, width = _padded(seq), _width(d_state)
+    whole = torch.empty(batch * padded + 2, 2, width, dtype=torch.float32, device=b.device)
+    found = whole[1:-1].view(batch, padded, 2, width)
+    block = max(1, 1024 // width)
+    launch(
+        _scan_shared_kernel, (-(-padded // block), batch), b, c, found, b.stride(0), b.stride(1), c.stride(0),
+        c.stride(1), seq, padded, D_STATE=d_state, BLOCK_N=width, BLOCK=block, num_warps=4,
+    )  # fmt: skip
+    return found
 
 
 def _forward(
@@ -105,7 +138,7 @@ def _forward(
     batch, seq, channels = u.shape
     d_state = a_log.shape[1]
     blocks, n_segment, segment = _plan(u, d_state)
-    block = _block(d_state)
+    shared = _shared(b, c)
     options = {"dtype": torch.float32, "device": u.device}
     last = torch.empty(batch, channels, d_state, **options)
     first = None if state is None else state.contiguous()
@@ -115,22 +148,20 @@ def _forward(
         entries = torch.empty(batch, n_segment, channels, d_state, **options)
         total = torch.empty(batch, n_segment, channels, **options)
         launch(
-            _scan_fwd_state_kernel, (blocks, n_segment, batch), u, dt, a_log, b, entries, total,
-            u.stride(0), dt.stride(0), b.stride(0), seq, n_segment, segment, STRIDE_U_T=u.stride(1),
-            STRIDE_DT_T=dt.stride(1), STRIDE_B_T=b.stride(1), N_CHANNEL=channels, D_STATE=d_state, **block,
+            _scan_fwd_state_kernel, (blocks, n_segment, batch), u, dt, a_log, shared, entries, total,
+            u.stride(0), dt.stride(0), seq, n_segment, segment, STRIDE_U_T=u.stride(1),
+            STRIDE_DT_T=dt.stride(1), N_CHANNEL=channels, D_STATE=d_state, **_tiles(d_state), num_warps=1,
         )  # fmt: skip
         _carry(entries, total, a_log, first, last, False)
         first = entries
-    kept_shape = _kept_shape(u, d_state, blocks) if keep else (0,)
-    kept = torch.empty(kept_shape, dtype=u.dtype, device=u.device)
+    kept = torch.empty(_kept_shape(u, d_state) if keep else (0,), dtype=u.dtype, device=u.device)
     y = torch.empty(batch, seq, channels, dtype=u.dtype, device=u.device)
     launch(
-        _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, a_log, b, c, d, z, first, y, kept, last,
-        u.stride(0), dt.stride(0), b.stride(0), c.stride(0), z_strides[0], seq, n_segment, segment,
-        -(-seq // N_LANES), STRIDE_U_T=u.stride(1), STRIDE_DT_T=dt.stride(1), STRIDE_B_T=b.stride(1),
-        STRIDE_C_T=c.stride(1), STRIDE_Z_T=z_strides[1], N_CHANNEL=channels, D_STATE=d_state,
-        HAS_D=d is not None, HAS_Z=z is not None, HAS_FIRST=first is not None, KEEP=keep,
-        SAVE_LAST=n_segment == 1, **block,
+        _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, a_log, shared, d, z, first, y, kept, last,
+        u.stride(0), dt.stride(0), z_strides[0], seq, n_segment, segment, STRIDE_U_T=u.stride(1),
+        STRIDE_DT_T=dt.stride(1), STRIDE_Z_T=z_strides[1], N_CHANNEL=channels, D_STATE=d_state,
+        **_tiles(d_state), HAS_D=d is not None, HAS_Z=z is not None, HAS_FIRST=first is not None, KEEP=keep,
+        SAVE_LAST=n_segment == 1, num_warps=1,
     )  # fmt: skip
     return y, last, kept, total
 
@@ -156,41 +187,43 @@ def _backward(
     batch, seq, channels = u.shape
     d_state = a_log.shape[1]
     blocks, n_segment, segment = _plan(u, d_state)
-    block = _block(d_state)
     options = {"dtype": torch.float32, "device": u.device}
+    shared = _shared(b, c)
     entry = None if dlast is None else dlast.contiguous()
     dstate = torch.empty(batch, channels, d_state, **options)
     z_strides = (0, 0) if z is None else z.stride()[:2]
     if n_segment > 1:
         sent = torch.empty(batch, n_segment, channels, d_state, **options)
         launch(
-            _scan_bwd_state_kernel, (blocks, n_segment, batch), dt, a_log, c, z, dy, sent, dt.stride(0),
-            c.stride(0),
+            _scan_bwd_state_kernel, (blocks, n_segment, batch), dt, a_log, shared, z, dy, sent, dt.stride(0),
             z_strides[0], dy.stride(0), seq, n_segment, segment, STRIDE_DT_T=dt.stride(1),
-            STRIDE_C_T=c.stride(1), STRIDE_Z_T=z_strides[1], STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels,
-            D_STATE=d_state, HAS_Z=z is not None, **block,
+            STRIDE_Z_T=z_strides[1], STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels, D_STATE=d_state,
+            **_tiles(d_state), HAS_Z=z is not None, num_warps=1,
         )  # fmt: skip
         _carry(sent, total, a_log, entry, dstate, True)
         entry = sent
     du, ddt = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, dt))
     dz = torch.empty(0, **options) if z is None else torch.empty(z.shape, dtype=z.dtype, device=z.device)
     drate = torch.empty(batch, n_segment, channels, d_state, **options)
-    shared = torch.empty(2, blocks, batch, seq, d_state, **options)
+    tiles = _backward_tiles(d_state)
+    blocks = -(-channels // (tiles["C_REPEAT"] * C_LANES))
+    parts = torch.empty(blocks, *shared.shape, **options)
+    sums = torch.empty(3, *u.shape, **options) if tiles["CHUNKS"] > 1 else None
     dd = None if d is None else torch.empty(batch, n_segment, channels, **options)
     launch(
-        _scan_bwd_kernel, (blocks, n_segment, batch), u, dt, a_log, b, c, d, z, dy, kept, entry, du, ddt,
-        drate, shared[0], shared[1], dd, dz, dstate, u.stride(0), dt.stride(0), b.stride(0),
-        c.stride(0), z_strides[0], dy.stride(0), seq, n_segment, segment, -(-seq // N_LANES),
-        STRIDE_U_T=u.stride(1), STRIDE_DT_T=dt.stride(1), STRIDE_B_T=b.stride(1), STRIDE_C_T=c.stride(1),
-        STRIDE_Z_T=z_strides[1], STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels, D_STATE=d_state,
-        HAS_D=d is not None, HAS_Z=z is not None, HAS_LAST=entry is not None,
-        SAVE_FIRST=n_segment == 1, **block,
+        _scan_bwd_kernel, (blocks, n_segment, batch), u, dt, a_log, shared, d, z, dy, kept, entry, du, ddt,
+        drate, parts, dd, dz, dstate, sums, u.stride(0), dt.stride(0), z_strides[0], dy.stride(0), seq,
+        n_segment, segment, STRIDE_U_T=u.stride(1), STRIDE_DT_T=dt.stride(1), STRIDE_Z_T=z_strides[1],
+        STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels, D_STATE=d_state, HAS_D=d is not None,
+        HAS_Z=z is not None, HAS_LAST=entry is not None, SAVE_FIRST=n_segment == 1, **tiles, num_warps=1,
     )  # fmt: skip
     da_log, dd = _parameter_gradients(drate, dd, a_log, d)
     db, dc = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (b, c))
+    padded, width = shared.shape[1], shared.shape[3]
+    block = max(1, 256 // width)
     launch(
-        _scan_bwd_shared_kernel, (-(-db.numel() // 512), 2), shared, db, dc, db.numel(), blocks, BLOCK=512,
-        num_warps=4,
+        _scan_bwd_shared_kernel, (-(-padded // block), batch), parts, db, dc, seq, padded, shared.numel(),
+        blocks, D_STATE=d_state, BLOCK_N=width, BLOCK=block, num_warps=4,
     )  # fmt: skip
     return du, ddt, da_log, db, dc, dd, dz, dstate
 
@@ -203,8 +236,8 @@ def _parameter_gradients(
     like = a_log.new_empty(0, dtype=torch.float32) if d is None else d
     dd = torch.empty(like.shape, dtype=like.dtype, device=like.device)
     launch(
-        _scan_bwd_parameter_kernel, (-(-a_log.numel() // 128),), drate, dd_parts, a_log, da_log, dd,
-        a_log.numel(), a_log.shape[0], drate.shape[0] * drate.shape[1], BLOCK=128, ROWS=16,
+        _scan_bwd_parameter_kernel, (-(-a_log.numel() // 32),), drate, dd_parts, a_log, da_log, dd,
+        a_log.numel(), a_log.shape[0], drate.shape[0] * drate.shape[1], BLOCK=32, ROWS=64,
         HAS_D=d is not None, num_warps=4,
     )  # fmt: skip
     return da_log, dd
@@ -215,9 +248,9 @@ def _fake(
     state: Tensor | None, keep: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     batch, seq, channels = u.shape
-    blocks, n_segment, _ = _plan(u, a_log.shape[1])
+    _, n_segment, _ = _plan(u, a_log.shape[1])
     new = functools.partial(u.new_empty, dtype=torch.float32)
-    kept = u.new_empty(_kept_shape(u, a_log.shape[1], blocks) if keep else (0,))
+    kept = u.new_empty(_kept_shape(u, a_log.shape[1]) if keep else (0,))
     total = new((batch, n_segment, channels)) if n_segment > 1 else new((0,))
     return u.new_empty(u.shape), new((batch, channels, a_log.shape[1])), kept, total
 

@@ -121,12 +121,15 @@ def test_linear(kind, processors, monkeypatch):
     agree(ours, reference, inputs, 3e-5 if kind == "per_head" else BOUND)
 
 
-@pytest.mark.parametrize("processors", [1, 40], ids=["whole", "segments"])
+@pytest.mark.parametrize(
+    ("seq", "channels", "d_state", "processors"),
+    [(97, 36, 5, 1), (97, 36, 5, 40), (6, 5, 20, 1), (1, 3, 2, 1)], ids=["whole", "segments", "wide", "one"],
+)  # fmt: skip
 @pytest.mark.parametrize("full", [True, False])
-def test_scan(full, processors, monkeypatch):
+def test_scan(full, seq, channels, d_state, processors, monkeypatch):
+    """Lengths that are no whole blocks, channels that fill no warp, more states than one tile holds."""
     monkeypatch.setattr(fused_scan, "processors", lambda device: processors)
     torch.manual_seed(0)
-    seq, channels, d_state = 97, 36, 5
     inputs = {
         "u": torch.randn(2, seq, channels),
         "dt": torch.rand(2, seq, channels) * (1 if full else 30),
