@@ -1,15 +1,14 @@
 """The models that `whole_model` compares: ours and peers of the same shape, each as loss(tokens)."""
 
 import importlib.util
-import math
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from experiments.benchmarks.kernel_tuning import shorten_tuning
 
 D_VOCAB, SEQ, ROPE_BASE = 8192, 512, 10_000.0
 KINDS = ("softmax", "linear", "mamba1", "mamba2")
@@ -91,8 +90,11 @@ def peer_name(kind: str) -> str:
     """The peer, and whether its Mamba layers have mamba_ssm's kernels."""
     if not kind.startswith("mamba"):
         return PEERS[kind]
-    there = importlib.util.find_spec("mamba_ssm") is not None
-    return f"{PEERS[kind]} ({'mamba_ssm kernels' if there else 'no mamba_ssm: its torch path'})"
+    return f"{PEERS[kind]} ({'mamba_ssm kernels' if _has_mamba_ssm() else 'no mamba_ssm: its torch path'})"
+
+
+def _has_mamba_ssm() -> bool:
+    return importlib.util.find_spec("mamba_ssm") is not None
 
 
 def peer(kind: str, shape: Shape) -> Contender:
@@ -101,13 +103,14 @@ def peer(kind: str, shape: Shape) -> Contender:
         model = PlainTransformer(shape)
         return Contender(model=model, loss=torch.compile(model, dynamic=False))
     model = _fla(kind, shape)
+    # The whole search takes minutes on an empty cache.
+    shorten_tuning()
     return Contender(model=model, loss=lambda x: model(input_ids=x, labels=x, use_cache=False).loss)
 
 
 def _fla(kind: str, shape: Shape) -> nn.Module:
     from fla import models as fla
 
-    _shorten_tuning()
     common = {
         "hidden_size": shape.d_model,
         "num_hidden_layers": shape.n_layers,
@@ -121,30 +124,9 @@ def _fla(kind: str, shape: Shape) -> nn.Module:
         return fla.LinearAttentionForCausalLM(config)
     if kind == "mamba1":
         return fla.MambaForCausalLM(fla.MambaConfig(**common, state_size=16))
-    # With its default chunk of 256 the torch path takes hundreds of GB at batch 128.
-    return fla.Mamba2ForCausalLM(fla.Mamba2Config(**common, state_size=128, head_dim=64, chunk_size=64))
-
-
-def _shorten_tuning() -> None:
-    """Leave each of the peer's kernels two configurations to choose from, of up to 48.
-
-    Its whole search takes minutes on an empty cache. Kept are the two nearest to four warps and three stages
-    with tiles of 64.
-    """
-    from triton.runtime.autotuner import Autotuner
-
-    def distance(config: Any) -> float:
-        tiles = sum(abs(math.log2(size / 64)) for size in config.kwargs.values() if isinstance(size, int))
-        return tiles + abs(math.log2(config.num_warps / 4)) + 0.5 * abs(config.num_stages - 3)
-
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith("fla.") and module]
-    for module in modules:
-        for tuned in list(vars(module).values()):
-            # A kernel may have heuristics around its tuner.
-            while type(tuned).__module__.startswith("triton") and not isinstance(tuned, Autotuner):
-                tuned = getattr(tuned, "fn", None)
-            if isinstance(tuned, Autotuner):
-                tuned.configs = sorted(tuned.configs, key=distance)[:2]
+    # With the kernels' default chunk of 256 the torch path takes hundreds of GB at batch 128.
+    chunk = 256 if _has_mamba_ssm() else 64
+    return fla.Mamba2ForCausalLM(fla.Mamba2Config(**common, state_size=128, head_dim=64, chunk_size=chunk))
 
 
 class PlainTransformer(nn.Module):
