@@ -7,13 +7,13 @@ from torch import Tensor
 
 from kernels import KernelError
 from kernels.triton.causal_conv_kernels import _conv_bwd_kernel, _conv_bwd_sum_kernel, _conv_fwd_kernel
-from kernels.triton.launch import check_dtype, launch, rows
+from kernels.triton.launch import check_dtype, launch, processors, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 OPERATOR = "causal_conv"
 LARGEST_WIDTH = 4
-# Positions of a program, forward and backward; positions whose loads are started together.
-SEGMENT_FORWARD, SEGMENT_BACKWARD, STEPS = 32, 64, 8
+# Channels of a program, a warp; bytes of a channel that are read ahead; positions of a program, forward.
+BLOCK_C, AHEAD, SEGMENT_FORWARD = 128, 8, 16
 
 
 def causal_conv(
@@ -44,19 +44,28 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | Non
     width = weight.shape[1]
     y = torch.empty(batch, seq, channels, dtype=x.dtype, device=x.device)
     last = torch.empty(batch, width - 1, channels, dtype=x.dtype, device=x.device)
-    block_c = _channels(x)
     launch(
-        _conv_fwd_kernel, (-(-channels // block_c), -(-seq // SEGMENT_FORWARD), batch), x, weight, bias,
-        state, y, last, *x.stride()[:2], channels, seq, SEGMENT_FORWARD, WIDTH=width, BLOCK_C=block_c,
-        STEPS=STEPS, HAS_BIAS=bias is not None, HAS_STATE=state is not None and width > 1, SILU=silu,
-        num_warps=1,
+        _conv_fwd_kernel, (-(-channels // BLOCK_C) * -(-seq // SEGMENT_FORWARD), batch), x, weight, bias,
+        state, y, last, x.stride(0), seq, SEGMENT_FORWARD, STRIDE_X_T=x.stride(1), N_CHANNEL=channels,
+        WIDTH=width, BLOCK_C=BLOCK_C, STEPS=AHEAD // x.element_size(), HAS_BIAS=bias is not None,
+        HAS_STATE=state is not None and width > 1, SILU=silu, num_warps=1,
     )  # fmt: skip
     return y, last
 
 
-def _channels(x: Tensor) -> int:
-    """Channels of a program of one warp: loads of 16 bytes a thread."""
-    return 512 // x.element_size()
+def _segment(x: Tensor) -> int:
+    """Positions of a program of the backward: 64, or as many as leave each multiprocessor 16 programs, at
+    most 128; fewer where 64 leave less than 8. A multiple of 16, so that all lengths run the same kernel."""
+    positions = x.shape[0] * x.shape[1] * -(-x.shape[2] // BLOCK_C) // processors(x.device)
+    many, few = ((positions // programs + 8) // 16 * 16 for programs in (16, 8))
+    return max(16, min(128, max(many, min(64, few))))
+
+
+def _like(tensor: Tensor | None, x: Tensor) -> Tensor:
+    """Room for the gradient of what may be absent, on the device of x; empty then."""
+    if tensor is None:
+        return torch.empty(0, dtype=torch.float32, device=x.device)
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device=x.device)
 
 
 def _backward(
@@ -68,22 +77,20 @@ def _backward(
     state, dlast = (None if t is None else t.contiguous() for t in (state, dlast))
     batch, seq, channels = x.shape
     width = weight.shape[1]
-    block_c = _channels(x)
-    parts = -(-seq // SEGMENT_BACKWARD)
+    segment = _segment(x)
+    parts = -(-seq // segment)
     dx = torch.empty(batch, seq, channels, dtype=x.dtype, device=x.device)
     part = torch.empty(batch, parts, 5, channels, dtype=torch.float32, device=x.device)
-    like = x.new_empty(0, dtype=torch.float32) if state is None else state
-    dstate = torch.empty(like.shape, dtype=like.dtype, device=x.device)
+    dstate = _like(state, x)
     launch(
-        _conv_bwd_kernel, (-(-channels // block_c), parts, batch), x, weight, bias, state, dy, dlast, dx,
-        part, dstate, *x.stride()[:2], *dy.stride()[:2], channels, seq, SEGMENT_BACKWARD, WIDTH=width,
-        BLOCK_C=block_c, STEPS=STEPS, HAS_BIAS=bias is not None,
-        HAS_STATE=state is not None and width > 1, HAS_LAST=dlast is not None and width > 1, SILU=silu,
-        num_warps=1,
+        _conv_bwd_kernel, (-(-channels // BLOCK_C) * parts, batch), x, weight, bias, state, dy, dlast, dx,
+        part, dstate, x.stride(0), dy.stride(0), seq, segment, STRIDE_X_T=x.stride(1),
+        STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels, WIDTH=width, BLOCK_C=BLOCK_C,
+        STEPS=AHEAD // x.element_size(), HAS_BIAS=bias is not None, HAS_STATE=state is not None and width > 1,
+        HAS_LAST=dlast is not None and width > 1, SILU=silu, num_warps=1,
     )  # fmt: skip
     dweight = torch.empty(channels, width, dtype=weight.dtype, device=x.device)
-    like = x.new_empty(0, dtype=torch.float32) if bias is None else bias
-    dbias = torch.empty(like.shape, dtype=like.dtype, device=x.device)
+    dbias = _like(bias, x)
     launch(
         _conv_bwd_sum_kernel, (-(-channels // 32), 5), part, dweight, dbias, channels, batch * parts,
         WIDTH=width, BLOCK=32, ROWS=128, HAS_BIAS=bias is not None, num_warps=4,
