@@ -76,19 +76,25 @@ _SM_80 = {
     ("attention_bwd_query", 256, 4): _c(16, 16, 8, 1),
 }
 _SM_90 = _SM_80 | {
-    ("attention_fwd", 32, 2): _c(64, 64, 4, 3),
+    # At most 80 registers: six programs.
+    ("attention_fwd", 32, 2): _c(64, 64, 4, 2, 80),
     ("attention_fwd", 64, 2): _c(64, 64, 4, 3),
     ("attention_fwd", 128, 2): _c(128, 64, 8, 3),
-    # At most 168 registers: three programs to a multiprocessor.
-    ("attention_bwd_key", 32, 2): _c(64, 64, 4, 2, 168),
+    # At most 128 or 168 registers: four or three programs to a multiprocessor.
+    ("attention_bwd_key", 32, 2): _c(64, 64, 4, 3, 128),
     ("attention_bwd_key", 64, 2): _c(64, 64, 4, 3, 168),
+    ("attention_match", 64, 2): _c(64, 128, 4, 2),
     ("attention_bwd_query", 32, 2): _c(64, 64, 4, 3),
     # At most 128 registers: two programs to a multiprocessor.
     ("attention_bwd_query", 64, 2): _c(128, 64, 8, 3, 128),
     ("attention_bwd_query", 128, 2): _c(64, 64, 4, 2),
 }
-# Accumulators are not in registers there, so the cap would only spill.
-_SM_100 = _SM_90 | {("attention_bwd_key", 64, 2): _c(64, 64, 4, 2)}
+# Accumulators are not in registers there: no need of caps.
+_SM_100 = _SM_90 | {
+    ("attention_fwd", 32, 2): _c(64, 64, 4, 3),
+    ("attention_bwd_key", 32, 2): _c(64, 64, 4, 3),
+    ("attention_bwd_key", 64, 2): _c(64, 64, 4, 2),
+}
 TABLES: dict[str, dict[tuple[str, int, int], Config]] = {"sm_80": _SM_80, "sm_90": _SM_90, "sm_100": _SM_100}
 # Set by tune.py and by tests to try another configuration: (part, width, bytes) -> Config.
 overrides: dict[tuple[str, int, int], Config] = {}

@@ -83,7 +83,7 @@ def scan(u: Tensor, d_state: int) -> None:
 
 def allowed(dtype: torch.dtype, width: int) -> dict[str, int]:
     """Bytes of stack by kernel of attention."""
-    return WIDE_FLOAT32 if dtype == F32 and width == 256 else SPILLS | {"_attention_bwd_key_kernel": 8}
+    return WIDE_FLOAT32 if dtype == F32 and width == 256 else SPILLS | {"_attention_bwd_key_kernel": 16}
 
 
 def over_limits(found: list[Usage], capability: int, allowed: dict[str, int]) -> list[Usage]:
