@@ -15,7 +15,7 @@ from torch import Tensor
 
 from kernels.triton.config_table import config
 from kernels.triton.launch import LOG2E, check_dtype, check_width, launch, power_of_two, rows
-from kernels.triton.ops import register
+from kernels.triton.ops import operators, register
 from kernels.triton.softmax_attention_tiles import attends, grid, is_cut, load_rows, place
 
 # Source tiles of one program that looks for matches.
@@ -141,8 +141,7 @@ def softmax_matches(
     window = 0 if window is None or window >= k.shape[1] else window
     dest, src = (x.to(torch.int32).contiguous() for x in (label_dest, label_src))
     q = q.detach().to(k.dtype)
-    return torch.ops.beyond_softmax.softmax_matches(q, k.detach(), sink, dest, src, max(scale, 1e-30),
-        window)[0]
+    return operators.softmax_matches(q, k.detach(), sink, dest, src, max(scale, 1e-30), window)[0]
 
 
 def _softmax_matches(
