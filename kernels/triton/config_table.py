@@ -62,6 +62,22 @@ _SM_80 = {
     ("linear_output", 64, 4): _c(32, 32, 8, 1),
     ("linear_output", 128, 4): _c(16, 32, 8, 1),
     ("linear_output", 256, 4): _c(16, 16, 8, 1),
+    # Rows of linear_gradient (with decays or normalised rows) and linear_gradient_plain are those of
+    # linear_output.
+    ("linear_gradient", 32, 2): _c(64, 32, 4, 3),
+    ("linear_gradient", 64, 2): _c(64, 32, 4, 2),
+    ("linear_gradient", 128, 2): _c(64, 64, 8, 2),
+    ("linear_gradient", 256, 2): _c(32, 32, 8, 1),
+    ("linear_gradient", 64, 4): _c(32, 16, 8, 1),
+    ("linear_gradient", 128, 4): _c(16, 32, 8, 1),
+    ("linear_gradient", 256, 4): _c(16, 16, 8, 1),
+    ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 2),
+    ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 2),
+    ("linear_gradient_plain", 128, 2): _c(64, 64, 8, 2),
+    ("linear_gradient_plain", 256, 2): _c(32, 32, 8, 1),
+    ("linear_gradient_plain", 64, 4): _c(32, 16, 8, 1),
+    ("linear_gradient_plain", 128, 4): _c(16, 32, 8, 1),
+    ("linear_gradient_plain", 256, 4): _c(16, 16, 8, 1),
     ("attention_fwd", 32, 4): _c(64, 32, 4, 1),
     ("attention_fwd", 64, 4): _c(64, 32, 8, 1),
     ("attention_fwd", 128, 4): _c(16, 32, 8, 1),
@@ -88,12 +104,18 @@ _SM_90 = _SM_80 | {
     # At most 128 registers: two programs to a multiprocessor.
     ("attention_bwd_query", 64, 2): _c(128, 64, 8, 3, 128),
     ("attention_bwd_query", 128, 2): _c(64, 64, 4, 2),
+    ("linear_gradient", 64, 2): _c(64, 64, 4, 2),
+    ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 2, 168),
+    ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 2, 168),
 }
 # Accumulators are not in registers there: no need of caps.
 _SM_100 = _SM_90 | {
     ("attention_fwd", 32, 2): _c(64, 64, 4, 3),
     ("attention_bwd_key", 32, 2): _c(64, 64, 4, 3),
     ("attention_bwd_key", 64, 2): _c(64, 64, 4, 2),
+    ("linear_gradient", 64, 2): _c(64, 32, 4, 2),
+    ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 2),
+    ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 2),
 }
 TABLES: dict[str, dict[tuple[str, int, int], Config]] = {"sm_80": _SM_80, "sm_90": _SM_90, "sm_100": _SM_100}
 # Set by tune.py and by tests to try another configuration: (part, width, bytes) -> Config.

@@ -16,9 +16,10 @@ from kernels.triton.launch import check_dtype, check_width, rows
 from kernels.triton.linear_attention_launch import (
     decay_gradient,
     decays,
+    gradients,
     group_sums,
+    outputs,
     plan,
-    row_sum,
     states,
 )
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
@@ -92,7 +93,7 @@ def _forward(
     cut = plan(d_k, d_v, heads, v)
     parts = None
     if cut[0] > 1:
-        parts, last, last_z = states(k, v, None, w, sums, s, z, *cut, 1.0, False, normalise, heads)
+        parts, last, last_z = states(k, v, w, sums, s, z, cut, 1.0, False, normalise, heads)
         s, z = _views(parts, d_k, d_v, normalise)
         save = (None, None)
     else:
@@ -101,10 +102,7 @@ def _forward(
         save = (last, last_z)
         if normalise and s is not None and z is None:
             z = none.new_zeros(batch, heads, d_k)
-    row_sum(
-        "o", q, k, v, o, w=w, sums=sums, d=d, s=s, z=z, s_last=save[0], z_last=save[1], den=den, plan=cut,
-        scale=scale, eps=eps, normalise=normalise,
-    )  # fmt: skip
+    outputs(q, k, v, w, sums, d, s, z, *save, o, den, cut, scale, eps)
     return o, last, *(none.new_empty(0) if x is None else x for x in (last_z, den, parts, sums))
 
 
@@ -125,25 +123,24 @@ def _backward(
         s, z = _views(parts, d_k, d_v, normalise)
     elif normalise and s is not None and z is None:
         z = none.new_zeros(batch, heads, d_k)
-    shared = {"sums": None if g is None else sums, "plan": cut, "scale": scale, "normalise": normalise}
-    dq = _gradient_of(q, heads)
-    delta = none.new_empty(batch, seq, heads) if normalise else None
-    q_dots = row_sum(
-        "dq", do, v, k, dq, t=q, o=o, w=w, u=inverse, delta=delta, s=s, z=z, dot=g is not None, **shared
-    )
+    sums = None if g is None else sums
     ds0 = none.new_empty(batch, heads, d_k, d_v)
     dz0 = none.new_empty(batch, heads, d_k) if normalise else None
-    save = (ds0, dz0)
+    save, delta = (ds0, dz0), None
     if cut[0] > 1:
+        delta = none.new_empty(batch, seq, heads) if normalise else None
         sent, ds0, dz0 = states(
-            q, do, delta, inverse, shared["sums"], ds, dz, *cut, scale, True, normalise, heads
+            q, do, inverse, sums, ds, dz, cut, scale, True, normalise, heads, o if normalise else None, delta
         )
         ds, dz = _views(sent, d_k, d_v, normalise)
         save = (None, None)
     elif normalise and (ds is None) != (dz is None):
         ds = none.new_zeros(batch, heads, d_k, d_v) if ds is None else ds
         dz = none.new_zeros(batch, heads, d_k) if dz is None else dz
-    dk, dv, k_dots, dd = _key_value(q, k, v, do, inverse, w, d, delta, ds, dz, save, shared)
+    dq, dk, dv = _gradient_of(q, heads), _gradient_of(k, heads), _gradient_of(v, heads)
+    q_dots, k_dots, dd = gradients(
+        q, k, v, do, o, w, inverse, sums, d, delta, s, z, ds, dz, *save, dq, dk, dv, cut, scale
+    )
     dg = None
     if g is not None:
         dg = torch.empty(batch, seq, heads, dtype=g.dtype, device=g.device)
@@ -170,30 +167,6 @@ def _grouped(dq: Tensor, dk: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tens
         return dq, dk
     found = iter(group_sums([dx for dx, _ in shared], [x for _, x in shared]))
     return tuple(next(found) if dx.shape[2] != x.shape[2] else dx for dx, x in ((dq, q), (dk, k)))
-
-
-def _key_value(
-    q: Tensor, k: Tensor, v: Tensor, do: Tensor, inverse: Tensor | None, w: Tensor | None, d: Tensor | None,
-    delta: Tensor | None, ds: Tensor | None, dz: Tensor | None, save: tuple, shared: dict,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:  # fmt: skip
-    """(dk, dv, <k, dk>, dd of every segment)."""
-    batch, seq, heads, d_v = v.shape
-    dot = shared["sums"] is not None or w is not None
-    dk = _gradient_of(k, heads)
-    dv = torch.empty(v.shape, dtype=v.dtype, device=v.device)
-    dd = None if d is None else _empty(v, batch, heads, shared["plan"][0])
-    plain = {**shared, "normalise": False}
-    row_sum("dv", k, q, do, dv, w=inverse, u=w, d=d, s=ds, s_last=save[0], **plain)
-    dots = row_sum(
-        "dk", v, do, q, dk, t=k, w=inverse, u=w, d=d, delta=delta, s=ds, z=dz, z_last=save[1], dd=dd, dot=dot,
-        **shared,
-    )  # fmt: skip
-    return dk, dv, dots, dd
-
-
-def _empty(v: Tensor, *shape: int) -> Tensor:
-    """Empty float32 tensor beside another."""
-    return torch.empty(shape, dtype=torch.float32, device=v.device)
 
 
 def _fake(

@@ -15,6 +15,7 @@ from kernels.triton import (
     decode_attention,
     gated_linear_attention,
     linear_attention_launch,
+    linear_matches,
     selective_scan,
     softmax_attention,
     softmax_matches,
@@ -30,9 +31,11 @@ STATES += [(c, t, n) for c in (80, 100) for t in (BF16, F32) for n in (16, 256)]
 # Kernels that may spill, with the bytes of stack allowed. Linear attention: pattern, decays, state and
 # outputs of a chunk are live at once. Float32 at 256: the operands of three-term products of a whole row are
 # held by every warp.
-SPILLS = {"_linear_output_kernel": 320, "_linear_state_kernel": 64, "_linear_decay_gradient_kernel": 16}
+SPILLS = {"_linear_output_kernel": 320, "_linear_gradient_kernel": 320, "_linear_state_kernel": 64,
+          "_linear_decay_gradient_kernel": 16}  # fmt: skip
 WIDE_FLOAT32 = SPILLS | {
     "_linear_output_kernel": 10_000,
+    "_linear_gradient_kernel": 10_000,
     "_attention_fwd_kernel": 200,
     "_attention_bwd_query_kernel": 180,
     "_attention_bwd_key_kernel": 250,
@@ -46,7 +49,7 @@ SCAN_SPILLS = {"_scan_bwd_kernel": 96, "_scan_bwd_parameter_kernel": 16, "_scan_
 @pytest.fixture(autouse=True)
 def many_processors(monkeypatch):
     """Sequences are cut into segments, as on a GPU."""
-    for module in (linear_attention_launch, selective_scan, decode_attention):
+    for module in (linear_attention_launch, linear_matches, selective_scan, decode_attention):
         monkeypatch.setattr(module, "processors", lambda device: 132)
 
 
@@ -110,6 +113,22 @@ def test_linear_attention_compiles_without_spills(capability, dtype, width):
         linear(torch.empty(1, 4096, 2, width, dtype=dtype))
     assert len({u.kernel for u in found}) >= 6
     assert over_limits(found, capability, allowed(dtype, width)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width"),
+    [(90, BF16, 64), (90, BF16, 256), (90, F32, 64), (90, F32, 128), (90, F32, 256), (80, F32, 256)],
+)
+def test_linear_matching_sums_compile_without_spills(capability, dtype, width):
+    k, g = torch.empty(1, 4096, 2, width, dtype=dtype), torch.empty(1, 4096, 2)
+    order, labels = (torch.empty(1, 8192, dtype=t) for t in (torch.int64, torch.int32))
+    with compile_only(capability) as found:
+        linear_matches._matches(k, k, g, linear_matches._elapsed(g), order, labels, 2, 1.0)
+    assert {u.kernel for u in found} == {"_elapsed_kernel", "_match_state_kernel", "_match_output_kernel"}
+    # With decays, blocks of 64 events spill and are faster than smaller ones all the same.
+    spills = {"_match_output_kernel": 96} if dtype == BF16 and width == 64 else {}
+    assert over_limits(found, capability, spills) == []
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from kernels import gated_linear_attention as linear
 from kernels import selective_scan as scan
 from kernels import softmax_attention as softmax
 from kernels.triton import causal_conv as fused_conv
-from kernels.triton import decode, edges, linear_attention_launch
+from kernels.triton import decode, edges, linear_attention_launch, linear_matches
 from kernels.triton import gated_linear_attention as fused_linear
 from kernels.triton import selective_scan as fused_scan
 from kernels.triton import softmax_attention as fused_softmax
@@ -218,6 +218,28 @@ def test_matching_sums_against_patterns():
         expected = (pattern * match).sum(-1)
         assert expected.abs().max() > 0.1
         torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["none", "mild", "strong"])
+@pytest.mark.parametrize("n_label", [1, 3, 40])
+def test_linear_matches_over_segments(n_label, kind, monkeypatch):
+    """Labels that go on over many segments of the events, and those that end inside one."""
+    monkeypatch.setattr(linear_matches, "processors", lambda device: 40)
+    torch.manual_seed(0)
+    labels = torch.randint(0, n_label, (2, 2, 150))
+    labels[1, :, ::7] = -1
+    dest, source = labels[0].clamp_min(0), labels[1]
+    match = ((dest[:, :, None] == source[:, None, :]) & (source >= 0)[:, None, :])[:, None]
+    q, k, w = torch.randn(2, 150, 4, 16), torch.randn(2, 150, 2, 16), torch.rand(2, 150, 4)
+    g = None if kind == "none" else -torch.rand(2, 150, 4) * 0.1
+    if kind == "strong":
+        g = torch.where(torch.rand(g.shape) < 0.05, torch.full_like(g, -1e4), g)
+    options = {"log_decay": g, "k_weight": None if kind == "none" else w}
+    wide = {n: None if x is None else x.double() for n, x in options.items()}
+    expected = (linear.pattern(q.double(), k.double(), **wide) * match).sum(-1) * 0.5
+    found = linear_matches.linear_matches(q, k, dest, source, scale=0.5, **options)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(found.double(), expected, atol=2e-5, rtol=2e-5)
 
 
 @pytest.mark.parametrize("operator", ["softmax", "linear", "scan", "conv"])
