@@ -29,8 +29,8 @@ from kernels.triton.selective_scan_sums import (
 
 OPERATOR = "selective_scan"
 
-# Steps of a block, also between two kept states (in the dtype of u); lanes of a warp along states and
-# channels in the main backward kernel, whose rows of lanes are those steps.
+# Steps of a block, also between two kept states (float32: rounded ones show in dA and dC); lanes of a warp
+# along states and channels in the main backward kernel, whose rows of lanes are those steps.
 STEPS = N_LANES = 4
 C_LANES = 8
 # Most states of a thread in the other kernels.
@@ -154,7 +154,7 @@ def _forward(
         )  # fmt: skip
         _carry(entries, total, a_log, first, last, False)
         first = entries
-    kept = torch.empty(_kept_shape(u, d_state) if keep else (0,), dtype=u.dtype, device=u.device)
+    kept = torch.empty(_kept_shape(u, d_state) if keep else (0,), **options)
     y = torch.empty(batch, seq, channels, dtype=u.dtype, device=u.device)
     launch(
         _scan_fwd_output_kernel, (blocks, n_segment, batch), u, dt, a_log, shared, d, z, first, y, kept, last,
@@ -250,7 +250,7 @@ def _fake(
     batch, seq, channels = u.shape
     _, n_segment, _ = _plan(u, a_log.shape[1])
     new = functools.partial(u.new_empty, dtype=torch.float32)
-    kept = u.new_empty(_kept_shape(u, a_log.shape[1]) if keep else (0,))
+    kept = new(_kept_shape(u, a_log.shape[1]) if keep else (0,))
     total = new((batch, n_segment, channels)) if n_segment > 1 else new((0,))
     return u.new_empty(u.shape), new((batch, channels, a_log.shape[1])), kept, total
 

@@ -42,8 +42,8 @@ WIDE_FLOAT32 = SPILLS | {
     "_match_kernel": 220,
     "_attention_step_kernel": 110,
 }
-# The scan's backward holds five states for each of its channels; at 256 states, by 16 warps of 128 registers.
-SCAN_SPILLS = {"_scan_bwd_kernel": 96, "_scan_bwd_parameter_kernel": 16, "_scan_fwd_output_kernel": 16}
+# The scan's backward holds five states for each of its channels, and what the next ones read.
+SCAN_SPILLS = {"_scan_bwd_kernel": 96, "_scan_bwd_parameter_kernel": 16, "_scan_fwd_output_kernel": 24}
 
 
 @pytest.fixture(autouse=True)
@@ -137,9 +137,8 @@ def test_linear_matching_sums_compile_without_spills(capability, dtype, width):
 def test_the_scan_compiles_without_spills(capability, dtype, d_state):
     with compile_only(capability) as found:
         scan(torch.empty(1, 4096, 64, dtype=dtype), d_state)
-    assert len({u.kernel for u in found}) == 8
-    wide = {"_scan_bwd_kernel": 1200} if d_state == 256 else {}
-    assert over_limits(found, capability, SCAN_SPILLS | wide) == []
+    assert len({u.kernel for u in found}) == 9
+    assert over_limits(found, capability, SCAN_SPILLS) == []
 
 
 @pytest.mark.parametrize("capability", [80, 90, 100])
