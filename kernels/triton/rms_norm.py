@@ -1,7 +1,6 @@
 """RMSNorm on a GPU, of x or of x SiLU(gate), written in the dtype that is wanted: one pass each way.
 
-Compared with float64 in Triton's interpreter. On a GPU trainings with it have the losses of torch's own norm;
-with a gate it was only run there (Mamba-2, float32 against bfloat16).
+Compared with float64 in Triton's interpreter and on an H200, with a gate and without.
 """
 
 import typing
