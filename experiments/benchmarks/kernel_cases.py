@@ -48,12 +48,15 @@ def check_softmax(seq: int, dtype: torch.dtype, d: int = 64, **kind: bool) -> li
     )
 
 
-def check_linear(seq: int, dtype: torch.dtype, d: int = 64, **kind: bool) -> list[Check]:
+def check_linear(
+    seq: int, dtype: torch.dtype, d: int = 64, d_v: int | None = None, **kind: bool
+) -> list[Check]:
     """Without decay, with one, normalised, and as Mamba-2 (groups, weights, skip); initial and last states
-    with gradients."""
+    with gradients. Values are as wide as keys unless `d_v` says otherwise."""
     from kernels.triton.gated_linear_attention import gated_linear_attention
 
     long = seq > 10_000
+    d_v = d_v or d
     batch, heads = (1, 2) if long else (2, 4)
     ssd, normalise = kind.get("ssd", False), kind.get("normalise", False)
     groups = 1 if ssd else heads
@@ -66,11 +69,11 @@ def check_linear(seq: int, dtype: torch.dtype, d: int = 64, **kind: bool) -> lis
     inputs = {
         "q": q.to(dtype),
         "k": k.to(dtype),
-        "v": _randn(kind.get("strided", False), batch, seq, heads, d, dtype),
+        "v": _randn(kind.get("strided", False), batch, seq, heads, d_v, dtype),
         "g": decay if kind.get("decay") or ssd else None,
         "w": torch.rand(batch, seq, heads, device="cuda") if ssd else None,
         "d": torch.randn(heads, device="cuda") if ssd else None,
-        "s": torch.randn(batch, heads, d, d, device="cuda") if kind.get("state") else None,
+        "s": torch.randn(batch, heads, d, d_v, device="cuda") if kind.get("state") else None,
         "z": torch.rand(batch, heads, d, device="cuda") if kind.get("state") and normalise else None,
     }
     states = ("s", "z") if normalise else ("s",)
@@ -92,8 +95,9 @@ def check_linear(seq: int, dtype: torch.dtype, d: int = 64, **kind: bool) -> lis
         return o, (end.s, end.z) if normalise else (end.s,)
 
     reference = chunked_reference(step, states, ("q", "k", "v", "g", "w"))
-    return compare(f"linear T={seq} d={d} {_name(dtype)} {_kinds(kind)}", operator, reference, inputs, dtype,
-        {"dg": 4.0})
+    width = d if d_v == d else f"{d}x{d_v}"
+    return compare(f"linear T={seq} d={width} {_name(dtype)} {_kinds(kind)}", operator, reference, inputs,
+        dtype, {"dg": 4.0})
 
 
 def check_scan(seq: int, dtype: torch.dtype, d_state: int = 16, **kind: bool) -> list[Check]:
