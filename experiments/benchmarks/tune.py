@@ -13,8 +13,8 @@ import time
 
 import torch
 
-from experiments.benchmarks.kernel_contests import Contest, contests
-from experiments.benchmarks.kernel_timing import device_time
+from experiments.benchmarks.kernels.contests import Contest, contests
+from experiments.benchmarks.kernels.timing import device_time
 from kernels.triton import config_table
 
 # Rows and columns of a tile, warps, stages, and the most registers of a thread where they are capped.

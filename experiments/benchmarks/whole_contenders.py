@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from experiments.benchmarks.kernel_tuning import shorten_tuning
+from experiments.benchmarks.kernels.tuning import shorten_tuning
 
 D_VOCAB, SEQ, ROPE_BASE = 8192, 512, 10_000.0
 KINDS = ("softmax", "linear", "mamba1", "mamba2")

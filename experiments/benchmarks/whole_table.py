@@ -36,7 +36,7 @@ has an output norm of 64 more a layer). Median of steps after warm-up, all conte
 Mtokens/s: of the quicker of the eager and the captured step (whole step in a CUDA graph), for peers too. A
 peer whose step does not fit the memory runs at the largest halved batch that does. Losses: the same data, a
 random chain with eight successors a token; initial weights are each library's own. The linear peer's
-Triton kernels choose between few configurations each (`kernel_tuning`), not between all of theirs. A
+Triton kernels choose between few configurations each (`kernels/tuning.py`), not between all of theirs. A
 Mamba peer's row says whether it ran mamba_ssm's kernels or, without them, its torch paths."""
 
 

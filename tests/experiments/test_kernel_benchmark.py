@@ -9,11 +9,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from experiments.benchmarks import kernel_floors as floors  # noqa: E402
-from experiments.benchmarks import kernel_peers, kernel_read_peers, kernel_tuning  # noqa: E402
-from experiments.benchmarks.kernel_contests import Contest, contests  # noqa: E402
-from experiments.benchmarks.kernel_errors import entrant_errors, error_text  # noqa: E402
-from experiments.benchmarks.kernel_peers import (  # noqa: E402
+from experiments.benchmarks.kernels import (  # noqa: E402
+    floors,  # noqa: E402
+    peers,
+    read_peers,
+    tuning,
+)
+from experiments.benchmarks.kernels.contests import Contest, contests  # noqa: E402
+from experiments.benchmarks.kernels.errors import entrant_errors, error_text  # noqa: E402
+from experiments.benchmarks.kernels.peers import (  # noqa: E402
     CHANNEL_LAST,
     HEADS_FIRST,
     SCAN,
@@ -108,9 +112,9 @@ def test_the_floor_is_the_largest_of_three():
 
 
 def test_a_peer_that_is_not_here_is_one_printed_line(capsys):
-    kernel_peers.imported.cache_clear()
-    assert kernel_peers.imported("no_such_peer") is None
-    assert kernel_peers.imported("no_such_peer") is None
+    peers.imported.cache_clear()
+    assert peers.imported("no_such_peer") is None
+    assert peers.imported("no_such_peer") is None
     printed = capsys.readouterr().out
     assert printed.count("\n") == 1
     assert "no_such_peer" in printed
@@ -122,8 +126,8 @@ def test_matching_sums_of_the_peers_agree():
     q, k = (torch.randn(1, 40, 2, 16) for _ in range(2))
     tokens = torch.randint(0, 5, (1, 40))
     source = torch.cat([torch.full_like(tokens[:, :1], -1), tokens[:, :-1]], 1)
-    flex = kernel_read_peers.flex_matches(q, k, tokens, source, compiled=False)()
-    pattern = kernel_read_peers.from_pattern(q, k, tokens, source)
+    flex = read_peers.flex_matches(q, k, tokens, source, compiled=False)()
+    pattern = read_peers.from_pattern(q, k, tokens, source)
     torch.testing.assert_close(flex, pattern, rtol=1e-4, atol=1e-6)
     assert pattern.max() > 0.5
 
@@ -138,16 +142,16 @@ def test_shortened_tuning_keeps_the_nearest_configurations_and_the_smallest(monk
     module.kernel = module.again = triton.heuristics({})(tuned)
     module.size = 64
     monkeypatch.setitem(sys.modules, "fla.tuned", module)
-    assert tuned in list(kernel_tuning.tuners())
-    assert sum(found is tuned for found in kernel_tuning.tuners()) == 1
-    kernel_tuning.set_tuning("full")
+    assert tuned in list(tuning.tuners())
+    assert sum(found is tuned for found in tuning.tuners()) == 1
+    tuning.set_tuning("full")
     assert tuned.configs == configs and tuned._do_bench is None
-    kernel_tuning.set_tuning("quick")
+    tuning.set_tuning("quick")
     assert tuned.configs == configs and tuned._do_bench.keywords == {"warmup": 5, "rep": 20}
-    kernel_tuning.set_tuning("short")
+    tuning.set_tuning("short")
     # Two near 64 with 4 warps, and the smallest; again changes nothing.
     assert tuned.configs == [configs[2], configs[4], configs[0]]
-    kernel_tuning.set_tuning("short")
+    tuning.set_tuning("short")
     assert tuned.configs == [configs[2], configs[4], configs[0]]
 
 
@@ -156,7 +160,7 @@ def test_every_candidate_is_compiled_by_some_process_and_none_alone():
 
     for count in (1, 2, 5, 11, 48):
         configs = [triton.Config({"BLOCK": 16 * (i + 1)}) for i in range(count)]
-        slices = [kernel_tuning.sliced_configs(configs[::-1], part, 14) for part in range(14)]
+        slices = [tuning.sliced_configs(configs[::-1], part, 14) for part in range(14)]
         assert {c.kwargs["BLOCK"] for found in slices for c in found} == {c.kwargs["BLOCK"] for c in configs}
         assert min(len(found) for found in slices) >= min(count, 2)
 

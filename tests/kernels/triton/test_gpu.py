@@ -34,8 +34,8 @@ EACH = pytest.mark.parametrize("operator", list(OPERATORS))
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_comparisons_with_float64():
-    from experiments.benchmarks.kernel_jobs import OPERATORS as NAMES
-    from experiments.benchmarks.kernel_jobs import run_checks
+    from experiments.benchmarks.kernels.jobs import OPERATORS as NAMES
+    from experiments.benchmarks.kernels.jobs import run_checks
 
     found = list(run_checks(NAMES))
     assert len(found) > 1500

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.benchmarks import kernel_read_peers as others
-from experiments.benchmarks.kernel_checks import error
-from experiments.benchmarks.kernel_floors import HALF, SINGLE, Ceilings, Work
-from experiments.benchmarks.kernel_timing import device_time
+from experiments.benchmarks.kernels import read_peers as others
+from experiments.benchmarks.kernels.checks import error
+from experiments.benchmarks.kernels.floors import HALF, SINGLE, Ceilings, Work
+from experiments.benchmarks.kernels.timing import device_time
 
 # Patterns above this many bytes are not materialised.
 DENSE_BYTES = 20e9

@@ -1,9 +1,9 @@
-"""Cases of `kernel_jobs` that only run forward: one-token steps, and matching sums."""
+"""Cases of `kernels/jobs.py` that only run forward: one-token steps, and matching sums."""
 
 import torch
 
-from experiments.benchmarks.kernel_cases import _kinds, _name
-from experiments.benchmarks.kernel_checks import BOUNDS, Check, error
+from experiments.benchmarks.kernels.cases import _kinds, _name
+from experiments.benchmarks.kernels.checks import BOUNDS, Check, error
 from kernels import gated_linear_attention as linear
 from kernels import softmax_attention as softmax
 

@@ -21,15 +21,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.benchmarks import kernel_peers
-from experiments.benchmarks.kernel_contests import Contest, contests
-from experiments.benchmarks.kernel_errors import error_cells
-from experiments.benchmarks.kernel_floors import Ceilings, measured_ceilings
-from experiments.benchmarks.kernel_jobs import OPERATORS, run_checks
-from experiments.benchmarks.kernel_peers import Entrant
-from experiments.benchmarks.kernel_reads import read_times
-from experiments.benchmarks.kernel_timing import Timing, device_time, measure
-from experiments.benchmarks.kernel_tuning import TUNINGS, compile_candidates, set_tuning
+from experiments.benchmarks.kernels import peers as kernel_peers
+from experiments.benchmarks.kernels.contests import Contest, contests
+from experiments.benchmarks.kernels.errors import error_cells
+from experiments.benchmarks.kernels.floors import Ceilings, measured_ceilings
+from experiments.benchmarks.kernels.jobs import OPERATORS, run_checks
+from experiments.benchmarks.kernels.peers import Entrant
+from experiments.benchmarks.kernels.reads import read_times
+from experiments.benchmarks.kernels.timing import Timing, device_time, measure
+from experiments.benchmarks.kernels.tuning import TUNINGS, compile_candidates, set_tuning
 
 HEAD = ("operator", "shape", "who", "fwd µs", "fwd+bwd µs", "ours / it", "share of ceiling, fwd, f+b",
         "host µs", "cold s", "peak MB", "error, 1e-3")  # fmt: skip
@@ -38,7 +38,7 @@ delays may count), each with the device kept busy while the host enqueues; host 
 enqueue one eager forward and backward, cold the first forward and backward, peak MB the memory
 above the inputs of a forward and backward. "ours / it" compares forward and backward; ours has
 the ratio to the best peer. The share is the least time that bytes, products and exponentials
-need at the measured ceilings (`kernel_floors.py` has the formulas), over the time. Errors are
+need at the measured ceilings (`kernels/floors.py` has the formulas), over the time. Errors are
 relative RMS against float64 at a small shape (512 tokens), the largest and then each output and
 gradient. Every entrant gets its inputs in its natural layout, made beforehand. mamba_ssm and
 causal-conv1d may be builds of their released sources for this GPU alone."""
@@ -126,7 +126,7 @@ def main() -> None:
         sys.exit("kernels: no CUDA device here")
     operators, peers = tuple(options.only.split(",")), not options.no_peers
     gpu = torch.cuda.get_device_name().removeprefix("NVIDIA ")
-    out = options.out or Path(__file__).parent / "results" / f"kernels-{gpu.lower().replace(' ', '-')}.md"
+    out = options.out or Path(__file__).parents[1] / "results" / f"kernels-{gpu.lower().replace(' ', '-')}.md"
     lines = _title(gpu, options)
     if options.check:
         lines += ["## Checks", "", *check(operators), ""]

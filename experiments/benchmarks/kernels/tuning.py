@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from experiments.benchmarks.kernel_contests import Contest, contests
+from experiments.benchmarks.kernels.contests import Contest, contests
 
 PACKAGES = ("fla.", "mamba_ssm.")
 # Entrants that tune kernels of these packages.

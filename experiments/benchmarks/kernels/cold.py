@@ -1,6 +1,6 @@
 """Cold start: seconds of the first forward and backward of each operator in a process with an empty cache.
 
-    python -m experiments.benchmarks.kernel_cold [--only softmax,linear] [--one-by-one]
+    python -m experiments.benchmarks.kernels.cold [--only softmax,linear] [--one-by-one]
 
 Each operator runs in a process of its own whose cache of compiled kernels is an empty folder. Imports and the
 device's context are not counted. The processes run side by side, as compiling uses one core each, unless
@@ -17,10 +17,10 @@ import time
 
 import torch
 
-from experiments.benchmarks.kernel_contests import Contest, contests
+from experiments.benchmarks.kernels.contests import Contest, contests
 
 GOAL_S = 5.0
-# As in `kernel_contests`; of each the first contest of every name.
+# As in `kernels/contests.py`; of each the first contest of every name.
 FAMILIES = ("softmax", "linear", "scan", "conv")
 
 
@@ -47,7 +47,7 @@ def first_call(family: str, operator: str) -> float:
 def in_own_process(family: str, operator: str) -> str:
     """The same in a new process with an empty cache; its seconds, or the last line of its error."""
     with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, "-m", "experiments.benchmarks.kernel_cold", "--child", family, operator]
+        command = [sys.executable, "-m", "experiments.benchmarks.kernels.cold", "--child", family, operator]
         environment = os.environ | {"TRITON_CACHE_DIR": cache}
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     lines = (done.stdout if done.returncode == 0 else done.stderr).strip().splitlines()
@@ -64,13 +64,13 @@ def cold_starts(families: tuple[str, ...], workers: int) -> list[tuple[str, str]
 
 def main(argv: list[str] | None = None) -> int:
     """Print one row of Markdown for each operator."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.kernel_cold")
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.kernels.cold")
     parser.add_argument("--only", default=",".join(FAMILIES), help="families, comma-separated")
     parser.add_argument("--one-by-one", action="store_true", help="one process after the other")
     parser.add_argument("--child", nargs=2, metavar=("FAMILY", "OPERATOR"), help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        sys.exit("kernel_cold: no CUDA device here")
+        sys.exit("cold: no CUDA device here")
     if options.child:
         print(f"{first_call(*options.child):.1f}")
         return 0

@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from experiments.benchmarks.kernel_timing import device_time
+from experiments.benchmarks.kernels.timing import device_time
 
 HALF, SINGLE = 2, 4
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from experiments.benchmarks import kernel_floors as floors
-from experiments.benchmarks import kernel_peers
-from experiments.benchmarks.kernel_peers import Entrant
+from experiments.benchmarks.kernels import floors
+from experiments.benchmarks.kernels import peers as kernel_peers
+from experiments.benchmarks.kernels.peers import Entrant
 
 # (batch, head, seq, d_head) and (batch, seq, channel, d_state).
 HEADS = {"S1": (8, 8, 2048, 64), "S2": (1, 8, 32768, 64), "S3": (64, 4, 512, 32)}

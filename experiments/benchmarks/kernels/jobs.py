@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.benchmarks import kernel_cases, kernel_read_cases
-from experiments.benchmarks.kernel_checks import Check
+from experiments.benchmarks.kernels import cases, read_cases
+from experiments.benchmarks.kernels.checks import Check
 from kernels.triton import config_table
 
 LENGTHS = (1, 7, 63, 64, 65, 200, 2049, 70001)
 OPERATORS = ("softmax", "linear", "scan", "conv", "split", "tables", "decode", "edges")
 CASES = {
     name: function
-    for module in (kernel_cases, kernel_read_cases)
+    for module in (cases, read_cases)
     for name, function in vars(module).items()
     if name.startswith("check_")
 }

@@ -1,11 +1,11 @@
-"""The cases of `kernel_jobs`: inputs of each operator, its kernels and its reference."""
+"""The cases of `kernels/jobs.py`: inputs of each operator, its kernels and its reference."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from experiments.benchmarks.kernel_checks import (
+from experiments.benchmarks.kernels.checks import (
     Check,
     Tensors,
     chunked_reference,

@@ -1,4 +1,4 @@
-"""The peers of `kernel_contests`: what can be imported on the machine, each with its natural layout.
+"""The peers of `kernels/contests.py`: what can be imported on the machine, each with its natural layout.
 
 A peer that cannot be imported is a printed line and no entrant.
 """

@@ -2,8 +2,8 @@
 
 import torch
 
-from experiments.benchmarks.kernel_checks import error
-from experiments.benchmarks.kernel_contests import SMALL, Contest, contests
+from experiments.benchmarks.kernels.checks import error
+from experiments.benchmarks.kernels.contests import SMALL, Contest, contests
 
 
 def entrant_errors(contest: Contest, who: str) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What others offer for one-token steps and for matching sums: the peers of `kernel_reads`."""
+"""What others offer for one-token steps and for matching sums: the peers of `kernels/reads.py`."""
 
 import functools
 from collections.abc import Callable
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from experiments.benchmarks.kernel_peers import causal_mask, imported
+from experiments.benchmarks.kernels.peers import causal_mask, imported
 
 # Entrants whose sum is another one than ours.
 DIFFERENT = ("FA2, one offset",)
