@@ -49,7 +49,12 @@ def executed(name, runs, expression):
     notebook.cells.append(nbformat.v4.new_code_cell(f"import json\nprint(json.dumps({expression}))"))
     client = NotebookClient(notebook, timeout=280, resources={"metadata": {"path": str(FOLDER)}})
     client.execute(env=runs)
-    return notebook, json.loads(notebook.cells[-1].outputs[-1].text)
+    return notebook, json.loads(printed(notebook.cells[-1]))
+
+
+def printed(cell):
+    """What a cell wrote to stdout; the kernel may send one print in several pieces."""
+    return "".join(o.text for o in cell.outputs if o.output_type == "stream" and o.name == "stdout")
 
 
 def outputs(notebook, kind):
