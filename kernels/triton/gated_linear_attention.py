@@ -138,15 +138,14 @@ def _backward(
         ds = none.new_zeros(batch, heads, d_k, d_v) if ds is None else ds
         dz = none.new_zeros(batch, heads, d_k) if dz is None else dz
     dq, dk, dv = _gradient_of(q, heads), _gradient_of(k, heads), _gradient_of(v, heads)
-    q_dots, k_dots, dd = gradients(
+    dots, dd = gradients(
         q, k, v, do, o, w, inverse, sums, d, delta, s, z, ds, dz, *save, dq, dk, dv, cut, scale
     )
     dg = None
     if g is not None:
         dg = torch.empty(batch, seq, heads, dtype=g.dtype, device=g.device)
-        decay_gradient(dg, q_dots, k_dots, w, inverse, parts, last, ds, last_z if normalise else None, dz,
-            cut, scale)
-    dw = None if w is None else (k_dots[0] if k_dots.shape[0] == 1 else k_dots.sum(0)).to(w.dtype)
+        decay_gradient(dg, dots, parts, last, ds, last_z if normalise else None, dz, cut, scale)
+    dw = None if w is None else (dots[2, 0] if dots.shape[1] == 1 else dots[2].sum(0)).to(w.dtype)
     dq, dk = _grouped(dq, dk, q, k)
     dd = None if dd is None else dd.sum((0, 2)).to(d.dtype)
     found = (dq, dk, dv, dg, dw, dd, ds0, dz0)

@@ -69,11 +69,12 @@ def _linear_gradient_kernel(
     if NORMALISE:
         inverse_ptr += row_first
     HAS_DOT: tl.constexpr = HAS_G or HAS_W
-    # Row products of keys stand behind those of queries.
-    q_dot_ptr, k_dot_ptr = dot_ptr, dot_ptr
+    # Row products of queries, of keys and of keys without their weights, one behind the other.
+    q_dot_ptr, k_dot_ptr, dw_ptr = dot_ptr, dot_ptr, dot_ptr
     if HAS_DOT:
         q_dot_ptr += lane * 0 + kind % N_K * block_stride
         k_dot_ptr += lane * 0 + (N_K + kind % N_K) * block_stride
+        dw_ptr += lane * 0 + (2 * N_K + kind % N_K) * block_stride
     column = kind % N_K * COLUMNS_K
     column_v = (kind - 2 * N_K) * COLUMNS_V
     is_dk = kind < 2 * N_K
@@ -89,7 +90,7 @@ def _linear_gradient_kernel(
             if kind < N_K:
                 _row_sum(
                     do_ptr, v_ptr, k_ptr, q_ptr, o_ptr, w_ptr, inverse_ptr, high_ptr, low_ptr, delta_ptr,
-                    s_ptr, z_ptr, None, None, dq_ptr, None, q_dot_ptr, None, stride_do_t, stride_v_t,
+                    s_ptr, z_ptr, None, None, dq_ptr, None, q_dot_ptr, None, None, stride_do_t, stride_v_t,
                     stride_k_t, stride_q_t, stride_w_t, n_head, 1, D_V, row_first, n_head, first, stop,
                     column, skip, scale, 1.0, 1.0, 0.0, D_V, D_K, BLOCK_T, BLOCK_V, COLUMNS_K, "dq", HAS_G,
                     HAS_W, NORMALISE, NORMALISE, False, HAS_G, HAS_FIRST, False, LOAD_DELTA, HARD, EXACT,
@@ -98,15 +99,15 @@ def _linear_gradient_kernel(
             elif TOGETHER and not HARD:
                 _key_value(
                     q_ptr, k_ptr, v_ptr, do_ptr, w_ptr, high_ptr, low_ptr, ds_ptr, ds_last_ptr, dk_ptr,
-                    dv_ptr, k_dot_ptr, dd_ptr, stride_q_t, stride_k_t, stride_v_t, stride_do_t, stride_w_t,
-                    row_first, n_head, first, stop, skip, scale, gain_first, scale, D_K, D_V, BLOCK_T,
-                    BLOCK_K, BLOCK_V, HAS_W, HAS_D, HAS_LAST, SAVE_LAST, EXACT, PRECISION,
+                    dv_ptr, k_dot_ptr, dw_ptr, dd_ptr, stride_q_t, stride_k_t, stride_v_t, stride_do_t,
+                    stride_w_t, row_first, n_head, first, stop, skip, scale, gain_first, scale, D_K, D_V,
+                    BLOCK_T, BLOCK_K, BLOCK_V, HAS_W, HAS_D, HAS_LAST, SAVE_LAST, EXACT, PRECISION,
                 )
             else:
                 if is_dk:
                     _row_sum(
                         v_ptr, do_ptr, q_ptr, k_ptr, o_ptr, inverse_ptr, w_ptr, high_ptr, low_ptr, delta_ptr,
-                        ds_ptr, dz_ptr, None, dz_last_ptr, dk_ptr, None, k_dot_ptr, dd_ptr,
+                        ds_ptr, dz_ptr, None, dz_last_ptr, dk_ptr, None, k_dot_ptr, dw_ptr, dd_ptr,
                         stride_v_t, stride_do_t, stride_q_t, stride_k_t, n_head, stride_w_t, 1, D_V,
                         row_first, n_head, first, stop, column, skip, scale, gain_first, scale, 0.0, D_V, D_K,
                         BLOCK_T, BLOCK_V, COLUMNS_K, "dk", HAS_G, NORMALISE, HAS_W, NORMALISE, HAS_D, HAS_DOT,
@@ -115,7 +116,7 @@ def _linear_gradient_kernel(
                 if is_dv:
                     _row_sum(
                         k_ptr, q_ptr, do_ptr, None, None, inverse_ptr, w_ptr, high_ptr, low_ptr, None, ds_ptr,
-                        None, ds_last_ptr, None, dv_ptr, None, None, None, stride_k_t, stride_q_t,
+                        None, ds_last_ptr, None, dv_ptr, None, None, None, None, stride_k_t, stride_q_t,
                         stride_do_t, 0, n_head, stride_w_t, D_V, 1, row_first, n_head, first, stop, column_v,
                         skip, scale, gain_first, scale, 0.0, D_K, D_V, BLOCK_T, BLOCK_K, COLUMNS_V, "dv",
                         HAS_G, NORMALISE, HAS_W, False, HAS_D, False, HAS_LAST, SAVE_LAST, False, HARD, EXACT,
@@ -149,12 +150,10 @@ def _linear_group_sum_kernel(
 @triton.jit(do_not_specialize=(*SIZES, "block_stride"))
 @typing.no_type_check
 def _linear_decay_gradient_kernel(
-    q_dot_ptr, k_dot_ptr, w_ptr, u_ptr, s_ptr, s_last_ptr, ds_ptr, z_ptr, z_last_ptr, dz_ptr, dg_ptr,
-    stride_w_b, stride_w_t, stride_w_h, n_head, seq, n_segment, segment, n_q_block, n_k_block, block_stride,
-    stride_s, stride_ds, stride_z, stride_dz, gain,
+    dot_ptr, s_ptr, s_last_ptr, ds_ptr, z_ptr, z_last_ptr, dz_ptr, dg_ptr,
+    n_head, seq, n_segment, segment, n_block, block_stride, stride_s, stride_ds, stride_z, stride_dz, gain,
     SIZE: tl.constexpr, Z_SIZE: tl.constexpr, BLOCK: tl.constexpr, BLOCK_T: tl.constexpr,
-    BLOCK_Z: tl.constexpr,
-    HAS_W: tl.constexpr, HAS_U: tl.constexpr, HAS_Z: tl.constexpr, HAS_LATER: tl.constexpr,
+    BLOCK_Z: tl.constexpr, HAS_Z: tl.constexpr, HAS_LATER: tl.constexpr,
 ):  # fmt: skip
     """dlog_decay_r = sum_{i>=r} (<q_i, dq_i> - <k_i, dk_i>) inside a segment, plus <S, dS> (and <z, dz>) at
     its end."""
@@ -189,17 +188,10 @@ def _linear_decay_gradient_kernel(
         start = first + (n_chunk - 1 - count) * BLOCK_T
         mask_t = start + offs_t < stop
         row = (batch * seq + start + offs_t) * n_head + head
-        b_q = tl.zeros([BLOCK_T], tl.float32)
-        b_k = tl.zeros([BLOCK_T], tl.float32)
-        for block in tl.range(n_q_block):
-            b_q += tl.load(q_dot_ptr + lane * 0 + block * block_stride + row, mask=mask_t, other=0.0)
-        for block in tl.range(n_k_block):
-            b_k += tl.load(k_dot_ptr + lane * 0 + block * block_stride + row, mask=mask_t, other=0.0)
-        if HAS_U:
-            b_q = b_q * tl.load(u_ptr + row, mask=mask_t, other=0.0)
-        if HAS_W:
-            w_ptrs = w_ptr + batch * stride_w_b + head * stride_w_h + (start + offs_t) * stride_w_t
-            b_k = b_k * tl.load(w_ptrs, mask=mask_t, other=0.0).to(tl.float32)
-        b_gap = b_q - b_k
+        b_gap = tl.zeros([BLOCK_T], tl.float32)
+        for block in tl.range(n_block):
+            q_dot_ptrs = dot_ptr + lane * 0 + block * block_stride + row
+            b_gap += tl.load(q_dot_ptrs, mask=mask_t, other=0.0)
+            b_gap -= tl.load(q_dot_ptrs + n_block * block_stride, mask=mask_t, other=0.0)
         tl.store(dg_ptr + row, later + tl.cumsum(b_gap, 0, reverse=True), mask=mask_t)
         later += tl.sum(b_gap, 0)

@@ -6,13 +6,14 @@ import typing
 import triton
 import triton.language as tl
 
-from kernels.triton.linear_attention_rows import _chunk_decay
+from kernels.triton.linear_attention_rows import _chunk_decay, _rounded
 
 
 @triton.jit
 @typing.no_type_check
 def _key_value(
-    q_ptr, k_ptr, v_ptr, do_ptr, w_ptr, high_ptr, low_ptr, s_ptr, s_last_ptr, dk_ptr, dv_ptr, dot_ptr, dd_ptr,
+    q_ptr, k_ptr, v_ptr, do_ptr, w_ptr, high_ptr, low_ptr, s_ptr, s_last_ptr, dk_ptr, dv_ptr, dot_ptr, dw_ptr,
+    dd_ptr,
     stride_q_t, stride_k_t, stride_v_t, stride_do_t, stride_w_t,
     row_first, n_head, first, stop, skip, scale, gain_first, gain_last,
     D_K: tl.constexpr, D_V: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -79,7 +80,12 @@ def _key_value(
         b_p = tl.where(seen, b_p, 0.0)
         b_dk = tl.dot(b_p.to(dtype), b_qf, b_dk, input_precision=PRECISION)
         b_x = tl.dot(tl.trans(b_do), b_qf, b_x, input_precision=PRECISION)
-        b_dot = tl.sum(b_k.to(tl.float32) * b_dk, 1) * b_gain
+        if HAS_W:
+            b_dot = tl.sum(b_k.to(tl.float32) * b_dk, 1) * b_gain
+            tl.store(dw_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
+        # Keys as the gradient of queries sums them.
+        b_kf = _rounded(b_k.to(tl.float32) * (b_w * tl.exp2(b_rest))[:, None], dtype)
+        b_dot = tl.sum(b_kf * b_dk, 1) * (b_gain * tl.exp2(-b_rest))
         tl.store(dot_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
         b_dk *= (b_gain * b_w)[:, None]
         tl.store(dk_ptr + row * D_K + offs_t[:, None] * (n_head * D_K) + offs_k[None, :],

@@ -141,12 +141,12 @@ def gradients(
     sums: Tensor | None, d: Tensor | None, delta: Tensor | None, s: Tensor | None, z: Tensor | None,
     ds: Tensor | None, dz: Tensor | None, last: Tensor | None, last_z: Tensor | None, dq: Tensor, dk: Tensor,
     dv: Tensor, plan: tuple[int, int], scale: float,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """Fill dq, dk, dv and the gradient of the first state (last) if it is given.
 
     Returns:
-        (<q, dq>, <k, dk> of every block of columns [block batch seq head], before the factors of their rows,
-        dd of every segment); None where there is no decay, weight or skip.
+        (row products [2 or 3, block, batch, seq, head] of every block of columns: <q, dq>, <k, dk> and, with
+        weights, <k, dk> before them, dd of every segment); None where there is no decay, weight or skip.
     """
     (batch, seq, heads, d_v), d_k = v.shape, q.shape[3]
     part = "linear_gradient" if sums is not None or inverse is not None else "linear_gradient_plain"
@@ -156,9 +156,10 @@ def gradients(
     same = n_k == n_v == 1 and power_of_two(d_k) == power_of_two(d_v)
     together = same and sums is not None and inverse is None
     options = {"dtype": torch.float32, "device": v.device}
-    dots = torch.empty(2, n_k, batch, seq, heads, **options) if sums is not None or w is not None else None
+    dots = None
+    if sums is not None or w is not None:
+        dots = torch.empty(2 if w is None else 3, n_k, batch, seq, heads, **options)
     dd = torch.empty(batch, heads, plan[0], **options) if d is not None else None
-    q_dots, k_dots = (None, None) if dots is None else dots
     launch(
         _linear_gradient_kernel, ((2 if together else 2 * n_k + n_v) * plan[0] * batch * heads,), q, k, v, do,
         o, w, inverse, *_parts(sums), d, delta, s, z, ds, dz, last, last_z, dq, dk, dv, dots, dd,
@@ -172,7 +173,7 @@ def gradients(
         HAS_LAST=ds is not None, SAVE_LAST=last is not None, LOAD_DELTA=delta is not None,
         TOGETHER=together, MILD=MILD[v.dtype], **_options(part, d_k, d_v, v),
     )  # fmt: skip
-    return q_dots, k_dots, dd
+    return dots, dd
 
 
 def _stride(state: Tensor | None, n_segment: int) -> int:
@@ -193,9 +194,8 @@ def group_sums(parts: list[Tensor], likes: list[Tensor]) -> list[Tensor]:
 
 
 def decay_gradient(
-    dg: Tensor, q_dots: Tensor, k_dots: Tensor, w: Tensor | None, inverse: Tensor | None, parts: Tensor,
-    last: Tensor, ds: Tensor | None, last_z: Tensor | None, dz: Tensor | None, plan: tuple[int, int],
-    scale: float,
+    dg: Tensor, dots: Tensor, parts: Tensor, last: Tensor, ds: Tensor | None, last_z: Tensor | None,
+    dz: Tensor | None, plan: tuple[int, int], scale: float,
 ) -> None:  # fmt: skip
     """Write the gradient of the log decays; parts holds z behind s, last_z is None where rows are not
     normalised."""
@@ -203,12 +203,10 @@ def decay_gradient(
     size, z_size = last[0, 0].numel(), last.shape[2]
     many = plan[0] > 1
     launch(
-        _linear_decay_gradient_kernel, (plan[0] * batch * heads,), q_dots, k_dots, w, inverse, parts, last,
-        ds, parts[..., size:] if many else parts, last_z, dz, dg,
-        *(NO_STRIDES if w is None else w.stride()), heads, seq, *plan, q_dots.shape[0], k_dots.shape[0],
+        _linear_decay_gradient_kernel, (plan[0] * batch * heads,), dots, parts, last, ds,
+        parts[..., size:] if many else parts, last_z, dz, dg, heads, seq, *plan, dots.shape[1],
         batch * seq * heads, parts.shape[-1] if many else 0, _stride(ds, plan[0]),
         parts.shape[-1] if many else 0, _stride(dz, plan[0]), scale if many else 1.0, SIZE=size,
         Z_SIZE=z_size, BLOCK=min(4096, power_of_two(size)), BLOCK_T=256, BLOCK_Z=power_of_two(z_size),
-        HAS_W=w is not None, HAS_U=inverse is not None, HAS_Z=last_z is not None and dz is not None,
-        HAS_LATER=ds is not None, num_warps=4,
+        HAS_Z=last_z is not None and dz is not None, HAS_LATER=ds is not None, num_warps=4,
     )  # fmt: skip

@@ -55,9 +55,20 @@ def _is_hard(high_ptr, first, stop, MILD: tl.constexpr, BLOCK_T: tl.constexpr):
 
 @triton.jit
 @typing.no_type_check
+def _rounded(b_x, dtype: tl.constexpr):
+    """float32 numbers as `dtype` holds them, still float32; halves of the last bfloat16 place go up."""
+    if dtype == tl.bfloat16:
+        # There and back one by one, conversions are slower than integers.
+        b_bits = b_x.to(tl.int32, bitcast=True)
+        return ((b_bits + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
+    return b_x.to(dtype).to(tl.float32)
+
+
+@triton.jit
+@typing.no_type_check
 def _row_sum(
     a_ptr, b_ptr, c_ptr, t_ptr, o_ptr, w_ptr, u_ptr, high_ptr, low_ptr, delta_ptr, s_ptr, z_ptr, s_last_ptr,
-    z_last_ptr, out_ptr, den_ptr, dot_ptr, dd_ptr,
+    z_last_ptr, out_ptr, den_ptr, dot_ptr, dw_ptr, dd_ptr,
     stride_a_t, stride_b_t, stride_c_t, stride_t_t, stride_w_t, stride_u_t, stride_s_r, stride_s_c,
     row_first, n_head, first, stop, column, skip, scale, gain_first, gain_last, eps,
     D_B: tl.constexpr, D_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr,
@@ -185,12 +196,27 @@ def _row_sum(
         if NORMALISE and CALL == "dk":
             b_minus = (tl.zeros([BLOCK_T, BLOCK_T], tl.float32) - b_delta[None, :]).to(dtype)
             b_z = tl.dot(b_minus, b_cf, b_z, input_precision=PRECISION)
-        if HAS_DOT:
-            b_dot = tl.sum(b_t.to(tl.float32) * b_out, 1) * b_gain
-            tl.store(dot_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
+        b_same = tl.full([BLOCK_T], 1.0, tl.float32)
         if HAS_U:
             b_u = tl.load(u_ptr + wide * stride_u_t + offs_t * stride_u_t, mask=mask_t, other=0.0)
-            b_gain *= b_u.to(tl.float32)
+            b_same = b_u.to(tl.float32)
+        if HAS_DOT and HAS_U and CALL == "dk":
+            b_dot = tl.sum(b_t.to(tl.float32) * b_out, 1) * b_gain
+            tl.store(dw_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
+        if HAS_DOT and HAS_G:
+            b_dot_gain = tl.full([BLOCK_T], 1.0, tl.float32) * scale
+            b_tf = b_same
+            if not HARD:
+                b_away = b_rest if REVERSE else b_high
+                b_tf = b_same * tl.exp2(b_away)
+                b_dot_gain = b_gain * tl.exp2(-b_away)
+            b_tw = b_t.to(tl.float32)
+            if HAS_U or not HARD:
+                b_tw = _rounded(b_tw * b_tf[:, None], dtype)
+            b_dot = tl.sum(b_tw * b_out, 1) * b_dot_gain
+            tl.store(dot_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
+        if HAS_U:
+            b_gain *= b_same
         b_out *= b_gain[:, None]
         if HAS_D and CALL != "dk":
             b_out += skip * b_c.to(tl.float32)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from experiments.benchmarks.kernels.checks import (
+    DEVICE,
     Check,
     Tensors,
     chunked_reference,
@@ -18,8 +19,8 @@ from kernels import gated_linear_attention as linear
 def _randn(strided: bool, batch: int, seq: int, heads: int, d: int, dtype: torch.dtype) -> Tensor:
     """[batch seq head d], in memory heads first with gaps between the rows if `strided`."""
     if not strided:
-        return torch.randn(batch, seq, heads, d, device="cuda", dtype=dtype)
-    return torch.randn(batch, heads, seq, 2 * d, device="cuda", dtype=dtype)[..., :d].transpose(1, 2)
+        return torch.randn(batch, seq, heads, d, device=DEVICE, dtype=dtype)
+    return torch.randn(batch, heads, seq, 2 * d, device=DEVICE, dtype=dtype)[..., :d].transpose(1, 2)
 
 
 def check_softmax(seq: int, dtype: torch.dtype, d: int = 64, **kind: bool) -> list[Check]:
@@ -36,7 +37,7 @@ def check_softmax(seq: int, dtype: torch.dtype, d: int = 64, **kind: bool) -> li
         "q": _randn(strided, batch, seq, heads, d, dtype).mul_(gain),
         "k": _randn(strided, batch, n_src, groups, d, dtype),
         "v": _randn(strided, batch, n_src, groups, d, dtype),
-        "sink": torch.randn(heads, device="cuda") if kind.get("sink") else None,
+        "sink": torch.randn(heads, device=DEVICE) if kind.get("sink") else None,
     }
     return compare(
         f"softmax T={seq} d={d} {_name(dtype)} {_kinds(kind)}",
@@ -60,21 +61,21 @@ def check_linear(
     batch, heads = (1, 2) if long else (2, 4)
     ssd, normalise = kind.get("ssd", False), kind.get("normalise", False)
     groups = 1 if ssd else heads
-    q, k = (torch.randn(batch, seq, groups, d, device="cuda") * d**-0.25 for _ in range(2))
+    q, k = (torch.randn(batch, seq, groups, d, device=DEVICE) * d**-0.25 for _ in range(2))
     q, k = (q.abs() + 0.1, k.abs() + 0.1) if normalise else (q, k)
-    decay = -torch.rand(batch, seq, heads, device="cuda") * 0.2
+    decay = -torch.rand(batch, seq, heads, device=DEVICE) * 0.2
     if kind.get("extreme"):
-        hard = torch.rand(decay.shape, device="cuda") < 0.1
+        hard = torch.rand(decay.shape, device=DEVICE) < 0.1
         decay = torch.where(hard, torch.full_like(decay, -1e4), decay * 0.01)
     inputs = {
         "q": q.to(dtype),
         "k": k.to(dtype),
         "v": _randn(kind.get("strided", False), batch, seq, heads, d_v, dtype),
         "g": decay if kind.get("decay") or ssd else None,
-        "w": torch.rand(batch, seq, heads, device="cuda") if ssd else None,
-        "d": torch.randn(heads, device="cuda") if ssd else None,
-        "s": torch.randn(batch, heads, d, d_v, device="cuda") if kind.get("state") else None,
-        "z": torch.rand(batch, heads, d, device="cuda") if kind.get("state") and normalise else None,
+        "w": torch.rand(batch, seq, heads, device=DEVICE) if ssd else None,
+        "d": torch.randn(heads, device=DEVICE) if ssd else None,
+        "s": torch.randn(batch, heads, d, d_v, device=DEVICE) if kind.get("state") else None,
+        "z": torch.rand(batch, heads, d, device=DEVICE) if kind.get("state") and normalise else None,
     }
     states = ("s", "z") if normalise else ("s",)
 
@@ -108,14 +109,14 @@ def check_scan(seq: int, dtype: torch.dtype, d_state: int = 16, **kind: bool) ->
     batch, channels = (1, 16) if seq > 10_000 else (2, 70)
     full, hard = kind.get("full", False), 30.0 if kind.get("extreme") else 0.3
     inputs = {
-        "u": torch.randn(batch, seq, channels, device="cuda", dtype=dtype),
-        "dt": (torch.rand(batch, seq, channels, device="cuda") * hard).to(dtype),
-        "a": torch.randn(channels, d_state, device="cuda") + (3.0 if kind.get("extreme") else 0.0),
-        "b": torch.randn(batch, seq, d_state, device="cuda", dtype=dtype),
-        "c": torch.randn(batch, seq, d_state, device="cuda", dtype=dtype),
-        "d": torch.randn(channels, device="cuda") if full else None,
-        "z": torch.randn(batch, seq, channels, device="cuda", dtype=dtype) if full else None,
-        "h": torch.randn(batch, channels, d_state, device="cuda") if full else None,
+        "u": torch.randn(batch, seq, channels, device=DEVICE, dtype=dtype),
+        "dt": (torch.rand(batch, seq, channels, device=DEVICE) * hard).to(dtype),
+        "a": torch.randn(channels, d_state, device=DEVICE) + (3.0 if kind.get("extreme") else 0.0),
+        "b": torch.randn(batch, seq, d_state, device=DEVICE, dtype=dtype),
+        "c": torch.randn(batch, seq, d_state, device=DEVICE, dtype=dtype),
+        "d": torch.randn(channels, device=DEVICE) if full else None,
+        "z": torch.randn(batch, seq, channels, device=DEVICE, dtype=dtype) if full else None,
+        "h": torch.randn(batch, channels, d_state, device=DEVICE) if full else None,
     }
 
     def operator(x: Tensors) -> dict[str, Tensor]:
@@ -139,10 +140,10 @@ def check_conv(seq: int, dtype: torch.dtype, width: int = 4, **kind: bool) -> li
     batch, channels = (1, 16) if seq > 10_000 else (2, 150)
     full = kind.get("full", False)
     inputs = {
-        "x": torch.randn(batch, seq, channels, device="cuda", dtype=dtype),
-        "weight": torch.randn(channels, width, device="cuda", dtype=dtype),
-        "bias": torch.randn(channels, device="cuda", dtype=dtype) if full else None,
-        "state": torch.randn(batch, width - 1, channels, device="cuda", dtype=dtype) if full else None,
+        "x": torch.randn(batch, seq, channels, device=DEVICE, dtype=dtype),
+        "weight": torch.randn(channels, width, device=DEVICE, dtype=dtype),
+        "bias": torch.randn(channels, device=DEVICE, dtype=dtype) if full else None,
+        "state": torch.randn(batch, width - 1, channels, device=DEVICE, dtype=dtype) if full else None,
     }
 
     def run(function: Callable) -> Callable:
@@ -169,13 +170,13 @@ def check_split(seq: int, dtype: torch.dtype, **kind: bool) -> list[Check]:
 
     heads, d, channels, cut = 4, 64, 70, seq // 3 + 1
     inputs: Tensors = {
-        **{n: torch.rand(2, seq, heads, d, device="cuda", dtype=dtype) * d**-0.25 for n in ("q", "k")},
-        "v": torch.randn(2, seq, heads, d, device="cuda", dtype=dtype),
-        "g": -torch.rand(2, seq, heads, device="cuda") * 0.2,
-        **{n: torch.rand(2, seq, channels, device="cuda", dtype=dtype) for n in ("u", "dt")},
-        **{n: torch.randn(2, seq, 16, device="cuda", dtype=dtype) for n in ("b", "c")},
+        **{n: torch.rand(2, seq, heads, d, device=DEVICE, dtype=dtype) * d**-0.25 for n in ("q", "k")},
+        "v": torch.randn(2, seq, heads, d, device=DEVICE, dtype=dtype),
+        "g": -torch.rand(2, seq, heads, device=DEVICE) * 0.2,
+        **{n: torch.rand(2, seq, channels, device=DEVICE, dtype=dtype) for n in ("u", "dt")},
+        **{n: torch.randn(2, seq, 16, device=DEVICE, dtype=dtype) for n in ("b", "c")},
     }
-    a, weight = torch.randn(channels, 16, device="cuda"), torch.randn(channels, 4, device="cuda", dtype=dtype)
+    a, weight = torch.randn(channels, 16, device=DEVICE), torch.randn(channels, 4, device=DEVICE, dtype=dtype)
 
     def operator(x: Tensors) -> dict[str, Tensor]:
         s = z = h = stored = None

@@ -18,6 +18,8 @@ from kernels import softmax_attention as softmax
 # RMS error relative to the RMS of the reference.
 BOUNDS = {torch.float32: 2e-5, torch.bfloat16: 1.2e-2, torch.float16: 2e-3}
 Tensors = dict[str, Tensor | None]
+# Without a GPU, for Triton's interpreter.
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 import torch
 
 from experiments.benchmarks.kernels.cases import _kinds, _name
-from experiments.benchmarks.kernels.checks import BOUNDS, Check, error
+from experiments.benchmarks.kernels.checks import BOUNDS, DEVICE, Check, error
 from kernels import gated_linear_attention as linear
 from kernels import softmax_attention as softmax
 
@@ -16,8 +16,8 @@ def check_decode(seq: int, dtype: torch.dtype, **kind: bool) -> list[Check]:
     from kernels.triton.selective_scan import selective_scan
 
     batch, heads, d = 2, 4, 64
-    q, k, v = (torch.randn(batch, seq, heads, d, device="cuda", dtype=dtype).abs() for _ in range(3))
-    g = -torch.rand(batch, seq, heads, device="cuda") * 0.2
+    q, k, v = (torch.randn(batch, seq, heads, d, device=DEVICE, dtype=dtype).abs() for _ in range(3))
+    g = -torch.rand(batch, seq, heads, device=DEVICE) * 0.2
     whole, s, z = gated_linear_attention(q, k, v, log_decay=g, normalise=True)
     state, outs = (None, None), []
     for t in range(seq):
@@ -25,9 +25,9 @@ def check_decode(seq: int, dtype: torch.dtype, **kind: bool) -> list[Check]:
             q[:, t], k[:, t], v[:, t], log_decay=g[:, t], normalise=True, s=state[0], z=state[1]
         )
         outs.append(o)
-    u, dt, gate = (torch.rand(batch, seq, 70, device="cuda", dtype=dtype) for _ in range(3))
-    b, c = (torch.randn(batch, seq, 16, device="cuda", dtype=dtype) for _ in range(2))
-    a, skip = torch.randn(70, 16, device="cuda"), torch.randn(70, device="cuda")
+    u, dt, gate = (torch.rand(batch, seq, 70, device=DEVICE, dtype=dtype) for _ in range(3))
+    b, c = (torch.randn(batch, seq, 16, device=DEVICE, dtype=dtype) for _ in range(2))
+    a, skip = torch.randn(70, 16, device=DEVICE), torch.randn(70, device=DEVICE)
     y, last = selective_scan(u, dt, a, b, c, D=skip, z=gate)
     h, ys = None, []
     for t in range(seq):
@@ -35,8 +35,8 @@ def check_decode(seq: int, dtype: torch.dtype, **kind: bool) -> list[Check]:
         ys.append(one)
     pairs = {"linear": (torch.stack(outs, 1), whole), "s": (state[0], s), "z": (state[1], z),
              "scan": (torch.stack(ys, 1), y), "h": (h, last)}  # fmt: skip
-    x, weight = torch.randn(batch, seq, 70, device="cuda", dtype=dtype), torch.randn(70, 4, device="cuda")
-    weight, zero = weight.to(dtype), torch.zeros(batch, 3, 70, device="cuda", dtype=dtype)
+    x, weight = torch.randn(batch, seq, 70, device=DEVICE, dtype=dtype), torch.randn(70, 4, device=DEVICE)
+    weight, zero = weight.to(dtype), torch.zeros(batch, 3, 70, device=DEVICE, dtype=dtype)
     filtered, kept = causal_conv(x, weight, state=zero, silu=True)
     stored, ys = zero, []
     for t in range(seq):
@@ -54,14 +54,14 @@ def check_edges(seq: int, dtype: torch.dtype, **kind: bool) -> list[Check]:
     from kernels.triton import edges
 
     batch, heads, d = 2, 4, 64
-    tokens = torch.randint(0, 50, (batch, seq), device="cuda")
+    tokens = torch.randint(0, 50, (batch, seq), device=DEVICE)
     source = torch.cat([torch.full_like(tokens[:, :1], -1), tokens[:, :-1]], 1)
     match = (tokens[:, :, None] == source[:, None, :])[:, None]
-    q, k = (torch.randn(batch, seq, heads, d, device="cuda", dtype=dtype) for _ in range(2))
-    g = -torch.rand(batch, seq, heads, device="cuda") * 0.1
-    dt = torch.rand(batch, seq, 20, device="cuda", dtype=dtype) * 0.2
-    a = torch.randn(20, 16, device="cuda")
-    b, c = (torch.randn(batch, seq, 16, device="cuda", dtype=dtype) for _ in range(2))
+    q, k = (torch.randn(batch, seq, heads, d, device=DEVICE, dtype=dtype) for _ in range(2))
+    g = -torch.rand(batch, seq, heads, device=DEVICE) * 0.1
+    dt = torch.rand(batch, seq, 20, device=DEVICE, dtype=dtype) * 0.2
+    a = torch.randn(20, 16, device=DEVICE)
+    b, c = (torch.randn(batch, seq, 16, device=DEVICE, dtype=dtype) for _ in range(2))
     wide = [x.double() for x in (q, k, g, dt, a, b, c)]
     pairs = {
         "softmax": (edges.softmax_matches(q, k, tokens, source), softmax.pattern(wide[0], wide[1])),
@@ -85,9 +85,9 @@ def check_softmax_step(seq: int, dtype: torch.dtype, d: int = 64, **kind: bool) 
     from kernels.triton.decode_attention import softmax_step
 
     batch, heads, groups = 2, 12, 1 if kind.get("one_group") else 4
-    q = torch.randn(batch, 1, heads, d, device="cuda", dtype=dtype)
-    k, v = (torch.randn(batch, seq, groups, d, device="cuda", dtype=dtype) for _ in range(2))
-    sink = torch.randn(heads, device="cuda") if kind.get("sink") else None
+    q = torch.randn(batch, 1, heads, d, device=DEVICE, dtype=dtype)
+    k, v = (torch.randn(batch, seq, groups, d, device=DEVICE, dtype=dtype) for _ in range(2))
+    sink = torch.randn(heads, device=DEVICE) if kind.get("sink") else None
     window = 100 if kind.get("window") else None
     found = softmax_step(q[:, 0], k, v, window=window, sink=sink)
     again = softmax_step(q[:, 0], k, v, window=window, sink=sink)
