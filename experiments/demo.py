@@ -69,7 +69,7 @@ def _start(name: str, folder: Path) -> subprocess.Popen:
 
 def detect_all(out: Path) -> dict:
     """`detect-induction` on each series; also written as JSON beside the runs."""
-    from interp.detect import detect
+    from interp import detect
     from interp.records import to_json, write_text
 
     reports = {}

@@ -7,6 +7,7 @@ import importlib
 from typing import Any
 
 _EXPORTS = {
+    "detect": "interp.detection",
     "DetectionReport": "interp.records",
     "CheckpointScores": "interp.records",
     "HeadScore": "interp.records",
@@ -51,7 +52,6 @@ _EXPORTS = {
     "UnknownHook": "models.errors",
     "HookNotFired": "models.errors",
 }
-# `detect` is not here: `interp.detect` is a module, and its function is `interp.detect.detect`.
 
 __all__ = sorted(_EXPORTS)
 

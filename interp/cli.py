@@ -174,7 +174,7 @@ def _run(options: argparse.Namespace) -> None:
         _check_installed("plotly", "--html")
     if options.device.startswith("cuda"):
         threading.Thread(target=_begin_device, args=(options.device,), daemon=True).start()
-    from interp.detect import detect
+    from interp import detect
     from interp.table import print_report
 
     with _progress(options.quiet or not main_process) as progress:

@@ -66,7 +66,7 @@ def write_series(root: Path, n: int) -> None:
 
 def ours(root: Path) -> list[dict[str, Any]]:
     """Our detection, one table of numbers for each checkpoint."""
-    from interp.detect import detect
+    from interp import detect
 
     # Without the causal test: `run_with_cache` has no counterpart of it.
     wanted = [name for name in ALL_SCORES if name != "causal"]

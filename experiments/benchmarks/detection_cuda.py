@@ -71,7 +71,7 @@ def command_seconds(root: Path, device: str) -> float:
 
 def checkpoint_seconds(root: Path, device: str, scores: list[str] | None) -> float:
     """Median seconds of a checkpoint after the first, in this process."""
-    from interp.detect import detect
+    from interp import detect
 
     moments = []
     detect(
@@ -88,7 +88,7 @@ def checkpoint_seconds(root: Path, device: str, scores: list[str] | None) -> flo
 
 def start_seconds(device: str) -> float:
     """Seconds of a process that imports what the command imports and touches the device."""
-    code = f"import interp.detect, interp.table, torch; torch.zeros(1, device={device!r}).item()"
+    code = f"import interp.detection, interp.table, torch; torch.zeros(1, device={device!r}).item()"
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     return time.perf_counter() - began

@@ -37,7 +37,7 @@ def scored(run: Run, told: Told) -> tuple[DetectionReport, tuple[str, ...]]:
     Raises:
         DetectionError, CheckpointError, ConfigError: none can be read, or the run cannot be scored.
     """
-    from interp.detect import detect
+    from interp import detect
 
     options = {"scores": SCORES, "progress": told, "n_maps": 0}
     report, error = attempt(lambda: detect(run.path, **options))

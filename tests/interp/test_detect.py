@@ -8,7 +8,7 @@ import torch
 from induction_circuit import D_VOCAB, induction_model
 from language_models import CONFIGS, build
 
-from interp.detect import detect
+from interp import detect
 from interp.errors import DetectionError
 from interp.records import rows, to_csv, to_json
 from models.checkpoint import save_model

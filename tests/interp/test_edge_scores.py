@@ -5,8 +5,7 @@ import torch
 from language_models import build
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from interp import edge_scores, head_scores
-from interp.detect import detect
+from interp import detect, edge_scores, head_scores
 from interp.head_scores import measure_reading
 from interp.sequences import RepeatedTokens, repeated_tokens
 from interp.subject import LanguageModelSubject

@@ -4,8 +4,8 @@ import pytest
 import torch
 from constructed_cases import CASES, probe
 
+from interp import detect
 from interp.copying import edge_copying
-from interp.detect import detect
 from interp.induction_test import (
     MIN_COPYING,
     MIN_EFFECT_NATS,

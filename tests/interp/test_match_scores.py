@@ -9,9 +9,8 @@ import pytest
 import torch
 from language_models import build
 
-from interp import edge_scores, match_scores, prefix_matching
+from interp import detect, edge_scores, match_scores, prefix_matching
 from interp.cli import main
-from interp.detect import detect
 from interp.sequences import RepeatedTokens, repeated_tokens
 from interp.subject import LanguageModelSubject
 from models import LanguageModel, LanguageModelConfig

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import interp.foreign
-from interp.detect import detect
+from interp import detect
 from interp.errors import DetectionError
 from models.errors import CheckpointError
 
@@ -143,7 +143,7 @@ def test_kept_scores_are_those_of_the_weights_and_settings(series, opened, tmp_p
 SCRIPT = """
 import json, sys, torch
 torch.set_num_threads(1)
-from interp.detect import detect
+from interp import detect
 from interp.ranks import current_ranks
 ranks = current_ranks()
 report = detect(sys.argv[1], resume=sys.argv[2], **json.loads(sys.argv[3]))

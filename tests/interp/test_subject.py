@@ -8,9 +8,8 @@ import torch
 from language_models import build, tokens
 from safetensors.torch import load_file
 
-from interp import copying
+from interp import copying, detect
 from interp.bridge_subject import open_bridge
-from interp.detect import detect
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject
 from models.pretrained import from_pretrained

@@ -48,7 +48,7 @@ def test_imports_run_one_way(package):
 def test_a_wrong_arrow_is_found():
     for source in (
         "import interp",
-        "def f():\n    from interp.detect import detect",
+        "def f():\n    from interp import detect",
         "import importlib\nimportlib.import_module('experiments.train')",
         "if True:\n    import torch, interp.cli as cli",
     ):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hub_server import hub_server
 
-from interp.detect import detect
+from interp import detect
 from models.errors import CheckpointError
 from models.pretrained import from_pretrained, open_series
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from interp import detect
 from interp.dashboard import export
 from interp.dashboard.app import make_app
 from interp.dashboard.cli import main
@@ -20,7 +21,6 @@ from interp.dashboard.export_numbers import LEVELS, n_maps, packed
 from interp.dashboard.export_numbers import places as every_place
 from interp.dashboard.prompt import PromptSpec
 from interp.dashboard.selection import Selection
-from interp.detect import detect
 from interp.errors import DetectionError
 
 NASTY = "</script><script>alert(1)</script>\"'&<!--\n\u2028\u202eשלום🙂"
