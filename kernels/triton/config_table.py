@@ -56,7 +56,7 @@ _SM_80 = {
     ("linear_state", 128, 4): _c(32, 64, 8, 1),
     ("linear_state", 256, 4): _c(32, 32, 8, 1),
     ("linear_output", 64, 2): _c(64, 64, 4, 3),
-    ("linear_output", 128, 2): _c(64, 64, 8, 2),
+    ("linear_output", 128, 2): _c(32, 64, 8, 2),
     # 64 rows here made matrix products read shared memory out of bounds (sm_90, Triton 3.6).
     ("linear_output", 256, 2): _c(32, 32, 8, 1),
     ("linear_output", 64, 4): _c(32, 32, 8, 1),
@@ -66,14 +66,14 @@ _SM_80 = {
     # linear_output.
     ("linear_gradient", 32, 2): _c(64, 32, 4, 3),
     ("linear_gradient", 64, 2): _c(64, 32, 4, 2),
-    ("linear_gradient", 128, 2): _c(64, 64, 8, 2),
+    ("linear_gradient", 128, 2): _c(32, 64, 8, 2),
     ("linear_gradient", 256, 2): _c(32, 32, 8, 1),
     ("linear_gradient", 64, 4): _c(32, 16, 8, 1),
     ("linear_gradient", 128, 4): _c(16, 32, 8, 1),
     ("linear_gradient", 256, 4): _c(16, 16, 8, 1),
     ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 2),
     ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 2),
-    ("linear_gradient_plain", 128, 2): _c(64, 64, 8, 2),
+    ("linear_gradient_plain", 128, 2): _c(32, 64, 8, 2),
     ("linear_gradient_plain", 256, 2): _c(32, 32, 8, 1),
     ("linear_gradient_plain", 64, 4): _c(32, 16, 8, 1),
     ("linear_gradient_plain", 128, 4): _c(16, 32, 8, 1),
@@ -104,9 +104,12 @@ _SM_90 = _SM_80 | {
     # At most 128 registers: two programs to a multiprocessor.
     ("attention_bwd_query", 64, 2): _c(128, 64, 8, 3, 128),
     ("attention_bwd_query", 128, 2): _c(64, 64, 4, 2),
+    ("linear_output", 128, 2): _c(64, 64, 8, 2),
     ("linear_gradient", 64, 2): _c(64, 64, 4, 2),
+    ("linear_gradient", 128, 2): _c(64, 64, 8, 2),
     ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 2, 168),
     ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 2, 168),
+    ("linear_gradient_plain", 128, 2): _c(64, 64, 8, 2),
 }
 # Accumulators are not in registers there: no need of caps.
 _SM_100 = _SM_90 | {
