@@ -1,4 +1,4 @@
-"""The models that `whole_model` compares: ours and peers of the same shape, each as loss(tokens)."""
+"""The models that are compared: ours and peers of the same shape, each as loss(tokens)."""
 
 import importlib.util
 from collections.abc import Callable
@@ -35,6 +35,13 @@ class Shape:
     @property
     def d_mlp(self) -> int:
         return 256 * -(-int(self.d_model * 8 / 3) // 256)
+
+
+SHAPES = {
+    "small": Shape(n_layers=2, d_model=256, batch=128),
+    "middle": Shape(n_layers=2, d_model=512, batch=128),
+    "large": Shape(n_layers=12, d_model=768, batch=32),
+}
 
 
 @dataclass(frozen=True, kw_only=True)

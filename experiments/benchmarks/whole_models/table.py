@@ -1,6 +1,6 @@
-"""The table of `whole_model`: its lines, one a contender, as `results/whole-model-h200.md`.
+"""The table of whole models: its lines, one a contender, as `results/whole-model-h200.md`.
 
-    python -m experiments.benchmarks.whole_table LINES.jsonl
+    python -m experiments.benchmarks.whole_models.table LINES.jsonl
 """
 
 import argparse
@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.benchmarks.contest import RESULTS, markdown_table
-from experiments.benchmarks.whole_contenders import D_VOCAB, SEQ
-from experiments.benchmarks.whole_model import SHAPES
+from experiments.benchmarks.whole_models.contenders import D_VOCAB, SEQ, SHAPES
 
 GOALS = {"softmax": 1.0, "linear": 1.5, "mamba1": 1.5, "mamba2": 1.5}
 HEADER = (
@@ -86,7 +85,7 @@ def _number(value: float | None, digits: int = 1) -> str:
 
 def main(argv: list[str] | None = None) -> int:
     """Write the results file and print it."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.whole_table")
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.whole_models.table")
     parser.add_argument("lines", type=Path)
     parser.add_argument("--versions", required=True, help="date, machine and versions, one line")
     options = parser.parse_args(argv)

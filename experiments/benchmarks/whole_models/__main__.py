@@ -1,12 +1,12 @@
 """Training whole language models on one GPU: ours, flash-linear-attention's and plain PyTorch's.
 
-Forward, backward, clipping and AdamW under bfloat16 autocast, the same for all; models in `whole_contenders`.
+Forward, backward, clipping and AdamW under bfloat16 autocast, the same for all; models in `contenders`.
 Ours runs as `train-lm` runs it, the whole step captured as a CUDA graph. Peers run eagerly, and captured as
 well where that can be done, so that the peer's quicker way counts.
 
-    python -m experiments.benchmarks.whole_model [--shapes small middle large] [--kinds linear] [--losses 200]
-    python -m experiments.benchmarks.whole_model --warm ...     compile everything, measure nothing
-    python -m experiments.benchmarks.whole_model --profile ...  kernels of one of our steps, by time
+    python -m experiments.benchmarks.whole_models [--shapes small middle large] [--kinds linear] [--losses N]
+    python -m experiments.benchmarks.whole_models --warm ...     compile everything, measure nothing
+    python -m experiments.benchmarks.whole_models --profile ...  kernels of one of our steps, by time
 """
 
 import argparse
@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.benchmarks.whole_contenders import (
+from experiments.benchmarks.whole_models.contenders import (
     D_VOCAB,
     KINDS,
     SEQ,
+    SHAPES,
     Contender,
     Shape,
     ours,
@@ -34,11 +35,6 @@ from experiments.benchmarks.whole_contenders import (
 )
 from experiments.optimiser import clip_gradients
 
-SHAPES = {
-    "small": Shape(n_layers=2, d_model=256, batch=128),
-    "middle": Shape(n_layers=2, d_model=512, batch=128),
-    "large": Shape(n_layers=12, d_model=768, batch=32),
-}
 # Batches of data that training goes through again and again.
 N_BATCHES = 16
 # Steps before timing, steps timed; a peer slower than this a step is timed over fewer.
@@ -183,8 +179,8 @@ def profile(kind: str, shape: Shape) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Print one JSON line for each contender; `whole_table` makes the table of them."""
-    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.whole_model")
+    """Print one JSON line for each contender; `table` makes the table of them."""
+    parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.whole_models")
     parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=SHAPES)
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--who", nargs="+", default=["ours", "peer"], choices=("ours", "peer"))

@@ -1,0 +1,1 @@
+"""Training whole language models on one GPU, ours beside peers of the same shape."""
