@@ -58,10 +58,10 @@ def softmax_edges(
         renormalise: Divide what is left of a row anew, as if the cut logits were -inf. A row that loses
         every weight is 0.
     """
+    output = softmax_attention.chunked(q, k, v, scale=scale, window=window, sink=sink)
     check_range(edges, q)
     lse = softmax_attention.logsumexp(q, k, scale=scale, window=window, sink=sink).transpose(1, 2)
     weights = softmax_weights(q, k, edges, lse, scale=scale, window=window)
-    output = softmax_attention.chunked(q, k, v, scale=scale, window=window, sink=sink)
     contribution = edge_sum(weights, _to_heads(v, q.shape[2]), edges)
     cut = _without(output, contribution, _row_sum(weights, edges, q) if renormalise else None)
     return EdgeResult(weights=weights, normaliser=lse, contribution=contribution, cut=cut)
@@ -106,6 +106,9 @@ def linear_edges(
     Args:
         renormalise: Take the cut edges out of the denominator too; needs `normalise`.
     """
+    options = {"scale": scale, "normalise": normalise, "eps": eps}
+    options |= {"log_decay": log_decay, "k_weight": k_weight}
+    output = gated_linear_attention.chunked(q, k, v, **options)[0]
     check_range(edges, v)
     if renormalise and not normalise:
         raise KernelError("edges: renormalise=True needs normalise=True, got normalise=False")
@@ -114,8 +117,6 @@ def linear_edges(
     if normalise:
         denominator = linear_denominator(q, k, n_heads=v.shape[2], scale=scale, eps=eps, **gates)
     weights = linear_weights(q, k, edges, denominator, n_heads=v.shape[2], scale=scale, **gates)
-    options = {"scale": scale, "normalise": normalise, "eps": eps, **gates}
-    output = gated_linear_attention.chunked(q, k, v, **options)[0]
     contribution = edge_sum(weights, v, edges)
     cut = _without(output, contribution, _row_sum(weights, edges, v) if renormalise else None)
     return EdgeResult(weights=weights, normaliser=denominator, contribution=contribution, cut=cut)
@@ -200,9 +201,9 @@ def scan_edges(
     """Edges of the selective scan from the zero state, per channel. D is no edge; the gate multiplies what
     edges add.
     """
+    output = selective_scan.chunked(u, dt, A_log, B, C, D=D, z=z)[0]
     check_range(edges, u)
     weights = scan_weights(dt, A_log, B, C, edges)
-    output = selective_scan.chunked(u, dt, A_log, B, C, D=D, z=z)[0]
     contribution = edge_sum(weights, u, edges)
     if z is not None:
         contribution = contribution * torch.nn.functional.silu(z)

@@ -1,4 +1,4 @@
-"""Refusal by name of a second derivative, for operators whose backward is written by hand."""
+"""Refusal by name of a second derivative, for operators whose backward is written by hand or by PyTorch."""
 
 import torch
 from torch import Tensor
@@ -38,3 +38,22 @@ def first_order_only(
     tied = _FirstOrder.apply(operator, len(present), *present, *inputs)
     remaining = iter(tied if isinstance(tied, tuple) else (tied,))
     return tuple(None if g is None else next(remaining) for g in gradients)
+
+
+class _Once(torch.autograd.Function):
+    """Identity on (operator, tensors); their gradients raise KernelError if they are differentiated."""
+
+    @staticmethod
+    def forward(ctx, operator: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.operator = operator
+        return tuple(t.view_as(t) for t in tensors)
+
+    @staticmethod
+    def backward(ctx, *gradients: Tensor | None):
+        return None, *first_order_only(ctx.operator, gradients, gradients)
+
+
+def differentiable_once(operator: str, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """The tensors as they are, for an operation of PyTorch's whose own backward has no derivative."""
+    needed = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+    return _Once.apply(operator, *tensors) if needed else tensors
