@@ -32,6 +32,7 @@ from kernels.checks import (
 )
 from kernels.chunked_linear import ChunkedLinear, chunked_by_channel
 from kernels.feature_maps import FEATURE_MAPS, elu_plus_one, identity
+from kernels.first_order import apply
 from kernels.linear_inputs import (
     OPERATOR,
     LinearState,
@@ -173,7 +174,7 @@ def chunked(
     else:
         if decay is not None:
             decay = decay.expand(v.shape[:3]).transpose(1, 2).reshape(*by_group, seq)
-        output, s = ChunkedLinear.apply(q * scale, k, values, decay, start, chunk)
+        output, s = apply(OPERATOR, ChunkedLinear, q * scale, k, values, decay, start, chunk)
     output = output.reshape(batch, heads, seq, values.shape[-1]).transpose(1, 2)
     s = s.reshape(batch, heads, *s.shape[-2:])
     if not normalise:

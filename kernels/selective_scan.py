@@ -29,6 +29,7 @@ from kernels.checks import (
     triton_unfit,
     without_autocast,
 )
+from kernels.first_order import apply
 from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "selective_scan"
@@ -136,7 +137,7 @@ def chunked(
     dtype, (u, dt, B, C) = u.dtype, _accumulate(state, u, dt, B, C)
     A = -torch.exp(A_log.to(u.dtype)).transpose(0, 1)
     start = u.new_zeros(u.shape[0], *A.shape) if state is None else state.to(u.dtype).transpose(1, 2)
-    y, last = CheckpointedScan.apply(u, dt, A.contiguous(), B, C, start)
+    y, last = apply(OPERATOR, CheckpointedScan, u, dt, A.contiguous(), B, C, start)
     return _finish(y, u, D, z).to(dtype), last.transpose(1, 2)
 
 

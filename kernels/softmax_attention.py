@@ -32,7 +32,7 @@ from kernels.checks import (
     triton_unfit,
     without_autocast,
 )
-from kernels.first_order import differentiable_once
+from kernels.first_order import apply, differentiable_once
 
 Queries = Float[Tensor, "batch dest head d_head"]
 Keys = Float[Tensor, "batch src kv_head d_head"]
@@ -265,9 +265,8 @@ def _blocked(
 ) -> tuple[Tensor, Tensor]:
     acc = accumulation_dtype(q, k, v)
     heads_first = [t.to(acc).transpose(1, 2) for t in (q, k, v)]
-    return BlockedSoftmax.apply(
-        *heads_first, None if sink is None else _sink(sink, acc), _scale(q, scale), window
-    )
+    sink = None if sink is None else _sink(sink, acc)
+    return apply("softmax_attention", BlockedSoftmax, *heads_first, sink, _scale(q, scale), window)
 
 
 def _sink(sink: Sink, acc: torch.dtype) -> Sink:
