@@ -18,7 +18,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import KernelError, gated_linear_attention, selective_scan, softmax_attention
-from kernels.checks import accumulation_dtype, check_axes, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_number,
+    check_present,
+    check_window,
+    without_autocast,
+)
 from kernels.edge_set import Between, Edges, LogDecayBetween, Placed, blockwise, check_range
 
 
@@ -78,6 +85,11 @@ def softmax_weights(
     window: int | None = None,
 ) -> Float[Tensor, "n head"]:
     """exp(score - logsumexp) on edges."""
+    check_present("edges", q=q, k=k)
+    check_axes("edges", {"q": (q, "batch seq head d_head"), "k": (k, "batch seq kv_head d_head")})
+    if scale is not None:
+        check_number("edges", "scale", scale)
+    check_window("edges", window)
     acc, scale = accumulation_dtype(q, k), q.shape[-1] ** -0.5 if scale is None else scale
 
     def block(at: Placed) -> Tensor:
@@ -140,6 +152,9 @@ def linear_weights(
 
     `between` is `decay_between(log_decay, ...)` where it is at hand from an earlier call.
     """
+    check_present("edges", q=q, k=k)
+    check_axes("edges", {"q": (q, "batch seq q_head d_k"), "k": (k, "batch seq k_head d_k")})
+    check_number("edges", "scale", scale)
     acc = accumulation_dtype(q, k, log_decay, k_weight)
     if between is None and log_decay is not None:
         between = decay_between(log_decay, (*q.shape[:2], n_heads))

@@ -182,6 +182,7 @@ def step(
             "v": (v, "batch new kv_head d_v"),
             "state.k": (state.k, "batch kept kv_head d_head"),
             "state.v": (state.v, "batch kept kv_head d_v"),
+            "sink": (sink, "head"),
         },
     )
     _check_options(scale, window)
@@ -201,11 +202,11 @@ def _last_rows(
     options = {"scale": scale, "window": window, "sink": sink}
     if q.shape[1] > 1:
         return softmax_attention(q, k, v, **options, backend=backend)
-    _check(q, k, v, scale, window, sink)
     unfit = step_unfit({"d_head": q.shape[-1], "d_v": v.shape[-1]}, q, k, v, sink)
     if resolve_backend("softmax_attention", backend, q, unfit) == "triton":
         from kernels.triton import decode_attention
 
+        _check(q, k, v, scale, window, sink)
         return decode_attention.softmax_step(q[:, 0], k, v, **options)[:, None]
     return parallel(q, k, v, **options)
 

@@ -8,6 +8,7 @@ import pytest
 
 from models import ConfigError, LanguageModelConfig, RopeConfig, SoftmaxAttentionConfig
 from models.config import MIXER_CONFIGS, Mamba2Config, mixer_config
+from models.errors import out_of_memory
 from models.form import Form
 
 
@@ -131,6 +132,12 @@ def test_every_kind_round_trips_on_its_own():
 def test_rope_scaling_is_kept_as_given():
     scaling = {"type": "yarn", "factor": 4.0, "original_length": 16, "ramp": "rotations"}
     assert RopeConfig.from_dict(RopeConfig(scaling=scaling).to_dict()).scaling == scaling
+
+
+def test_sizes_that_overflow_are_out_of_memory():
+    error = RuntimeError("Storage size calculation overflowed with sizes=[3458764513820540928, 64]")
+    assert out_of_memory(error).startswith("out of memory, a smaller model")
+    assert out_of_memory(RuntimeError("something else")) is None
 
 
 def test_form_by_name():
