@@ -21,6 +21,7 @@ from kernels import KernelError, gated_linear_attention, selective_scan, softmax
 from kernels.checks import (
     accumulation_dtype,
     check_axes,
+    check_count,
     check_number,
     check_present,
     check_window,
@@ -325,6 +326,9 @@ def conv_taps(
         activation: Factor at the convolution's output, such as sigmoid(pre) for a SiLU frozen at this input.
         shape: (batch, seq).
     """
+    check_present("edges", weight=weight)
+    axes = {"weight": (weight, "channel width"), "activation": (activation, "batch seq channel")}
+    check_axes("edges", axes)
     taps = weight.flip(1).transpose(0, 1)[:, None, None].expand(-1, *shape, -1)
     if activation is None:
         return taps
@@ -340,6 +344,7 @@ def abs_row_sum(
     Args:
         pattern_rows: A of chosen rows, such as `gated_linear_attention.pattern` with its `rows` open.
     """
+    check_count("edges", "rows", rows)
     blocks = (slice(start, min(start + rows, seq)) for start in range(0, seq, rows))
     return torch.cat([pattern_rows(block).abs().sum(dim=-1) for block in blocks], dim=-1).transpose(1, 2)
 
