@@ -61,9 +61,9 @@ class SoftmaxAttentionConfig(MixerConfig):
         self._require(0 <= self.d_conv <= LARGEST, "d_conv", "0 (none) or the number of taps")
 
     def resolved(self, d_model: int) -> Self:
-        return self.replace(
-            n_kv_heads=self.n_kv_heads or self.n_heads, d_head=self.d_head or _divided(d_model, self.n_heads)
-        )
+        d_head = self.d_head or _divided(d_model, self.n_heads)
+        _check_width("n_heads * d_head", self.n_heads * d_head)
+        return self.replace(n_kv_heads=self.n_kv_heads or self.n_heads, d_head=d_head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +86,9 @@ class LinearAttentionConfig(MixerConfig):
         self._require(0 <= self.d_conv <= LARGEST, "d_conv", "0 (none) or the number of taps")
 
     def resolved(self, d_model: int) -> Self:
-        return self.replace(d_head=self.d_head or _divided(d_model, self.n_heads))
+        d_head = self.d_head or _divided(d_model, self.n_heads)
+        _check_width("n_heads * d_head", self.n_heads * d_head)
+        return self.replace(d_head=d_head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,6 +148,7 @@ class Mamba2Config(MixerConfig):
     def resolved(self, d_model: int) -> Self:
         d_inner = self.d_inner or 2 * d_model
         d_head = self.d_head or (_divided(d_inner, self.n_heads) if self.n_heads else min(64, d_inner))
+        _check_width("n_groups * d_state", self.n_groups * self.d_state)
         n_heads = self.n_heads or _divided(d_inner, d_head)
         if n_heads * d_head != d_inner:
             raise ConfigError(
@@ -270,6 +273,11 @@ def mixer_config(values: dict[str, Any]) -> MixerConfig:
     if not isinstance(kind, str) or kind not in MIXER_CONFIGS:
         raise ConfigError(f"a mixer has kind {kind!r}; accepted: {', '.join(MIXER_CONFIGS)}")
     return MIXER_CONFIGS[kind].from_dict(values)
+
+
+def _check_width(name: str, width: int) -> None:
+    if width > LARGEST:
+        raise ConfigError(f"{name} is {width}; accepted: up to {LARGEST}")
 
 
 def _divided(width: int, n: int) -> int:

@@ -9,8 +9,8 @@ from typing import Any, Literal, Self
 
 from models.errors import ConfigError, closest
 
-# The largest width or count: the product of two of them is still a size of 64 bits.
-LARGEST = 2**30
+# The largest width or count: far above any memory, and three times it is still a size of 64 bits.
+LARGEST = 2**48
 
 
 class PlainConfig:

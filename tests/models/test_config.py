@@ -67,7 +67,9 @@ def test_configs_are_frozen_and_keyword_only():
         ({"mixers": [{"kind": "softmax", "n_heads": 2, "window": 0}] * 2}, "window is 0; accepted"),
         ({"mixers": [{"kind": "softmax", "n_heads": 2, "scale": float("nan")}] * 2}, "a finite number"),
         ({"mixers": [{"kind": "mamba2", "norm_eps": -1.0}] * 2}, "norm_eps is -1.0; accepted: a number"),
-        ({"mixers": [{"kind": "mamba1", "d_state": 2**40}] * 2}, "d_state is 1099511627776; accepted"),
+        ({"mixers": [{"kind": "mamba1", "d_state": 2**60}] * 2}, "d_state is 1152921504606846976; accepted"),
+        ({"mixers": [{"kind": "softmax", "n_heads": 2**40, "d_head": 2**40}] * 2}, "n_heads * d_head is"),
+        ({"mixers": [{"kind": "mamba2", "n_groups": 2**40, "d_state": 2**40}] * 2}, "n_groups * d_state is"),
     ],
 )
 def test_what_is_refused_is_named(change, message):
