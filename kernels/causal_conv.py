@@ -14,6 +14,8 @@ from kernels import KernelError
 from kernels.checks import (
     accumulation_dtype,
     check_axes,
+    check_count,
+    check_present,
     resolve_backend,
     resolve_form,
     step_unfit,
@@ -29,7 +31,11 @@ def pattern(weight: Float[Tensor, "channel width"], seq: int) -> Float[Tensor, "
     """The convolution as a banded lower-triangular matrix per channel: pre = pattern @ x + bias (no
     state).
     """
+    check_present("causal_conv", weight=weight)
     width = check_axes("causal_conv", {"weight": (weight, "channel width")})["width"]
+    if width < 1:
+        raise KernelError(f"causal_conv: weight has shape {tuple(weight.shape)}, accepted is a width >= 1")
+    check_count("causal_conv", "seq", seq)
     positions = torch.arange(seq, device=weight.device)
     lag = positions[:, None] - positions[None, :]
     inside = (lag >= 0) & (lag < width)
@@ -91,12 +97,12 @@ def step(
 
     `backend` as in `causal_conv`; Triton's step has no gradient.
     """
-    check_axes("causal_conv", {"x": (x, "batch channel")})
+    check_present("causal_conv", state=state)
+    _check(x, weight, bias, state, one_step=True)
     unfit = step_unfit({}, x, weight, bias, state)
     if resolve_backend("causal_conv", backend, x, unfit) == "triton":
         from kernels.triton import decode
 
-        _check(x[:, None], weight, bias, state)
         return decode.conv_step(x, weight, bias, state=state, silu=silu)
     window, acc = _padded(x[:, None], weight, bias, state)
     pre = torch.einsum("bwc,cw->bc", window, weight.to(acc))
@@ -113,8 +119,9 @@ def recurrent(
     silu: bool = False,
 ) -> tuple[Sequence, State]:
     """Token by token through `step`. Arguments and results as in `parallel`."""
+    width = _check(x, weight, bias, state)
     if state is None:
-        state = x.new_zeros(x.shape[0], weight.shape[1] - 1, x.shape[2])
+        state = x.new_zeros(x.shape[0], width - 1, x.shape[2])
     outputs = []
     for t in range(x.shape[1]):
         output, state = step(x[:, t], weight, bias, state=state, silu=silu, backend="torch")
@@ -142,13 +149,13 @@ def causal_conv(
 
     Source: Gu and Dao 2023, arXiv:2312.00752, the block's convolution.
     """
+    width = _check(x, weight, bias, state)
     unfit = triton_unfit(form, {}, x, weight, bias, state)
-    if unfit is None and weight.shape[1] > 4:
-        unfit = f"width {weight.shape[1]}"
+    if unfit is None and width > 4:
+        unfit = f"width {width}"
     if resolve_backend("causal_conv", backend, x, unfit) == "triton":
         from kernels.triton import causal_conv as fused
 
-        _check(x, weight, bias, state)
         return fused.causal_conv(x, weight, bias, state=state, silu=silu)
     function = resolve_form(
         "causal_conv", form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
@@ -156,20 +163,23 @@ def causal_conv(
     return function(x, weight, bias, state=state, silu=silu)
 
 
-def _check(x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None) -> int:
+def _check(
+    x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None, *, one_step: bool = False
+) -> int:
     """Raise KernelError for shapes that disagree; the width."""
+    check_present("causal_conv", x=x, weight=weight)
+    axes = "batch channel" if one_step else "batch seq channel"
     sizes = check_axes(
-        "causal_conv",
-        {"x": (x, "batch seq channel"), "weight": (weight, "channel width"), "bias": (bias, "channel")},
+        "causal_conv", {"x": (x, axes), "weight": (weight, "channel width"), "bias": (bias, "channel")}
     )
-    if sizes["seq"] < 1 or sizes["width"] < 1:
+    if sizes["width"] < 1 or sizes.get("seq", 1) < 1:
         raise KernelError(
             f"causal_conv: x {tuple(x.shape)} and weight {tuple(weight.shape)}: need seq, width >= 1"
         )
     if state is not None:
         check_axes(
             "causal_conv",
-            {"x": (x, "batch seq channel"), "state": (state, "batch width-1 channel")},
+            {"x": (x, axes), "state": (state, "batch width-1 channel")},
             **{"width-1": sizes["width"] - 1},
         )
     return sizes["width"]

@@ -57,7 +57,7 @@ class CheckpointedScan(torch.autograd.Function):
 def _row_blocks(state: Tensor) -> list[slice]:
     """Sequences that are worked on together: all of them off the CPU, few enough for the cache on it."""
     batch = state.shape[0]
-    size = max(1, CPU_BLOCK // state[0].numel()) if state.device.type == "cpu" else batch
+    size = max(1, CPU_BLOCK // state.shape[1:].numel()) if state.device.type == "cpu" else batch
     return [slice(start, min(start + size, batch)) for start in range(0, batch, max(size, 1))]
 
 

@@ -4,6 +4,8 @@ precision.
 
 import functools
 import importlib.util
+import math
+import numbers
 import os
 import warnings
 from collections.abc import Callable
@@ -36,30 +38,48 @@ TRITON_OPERATORS = frozenset(
 TRITON_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **sizes: int) -> dict[str, int]:
+def check_present(operator: str, **tensors: Tensor | None) -> None:
+    """Raise KernelError for a tensor that the operator cannot do without and that is None."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            raise KernelError(f"{operator}: {name} is None, accepted is a tensor")
+
+
+def check_axes(
+    operator: str,
+    axes: dict[str, tuple[Tensor | None, str]],
+    *,
+    may_be_complex: frozenset[str] = frozenset(),
+    **sizes: int,
+) -> dict[str, int]:
     """Bind axis names to sizes over all tensors of a call; absent (None) tensors are passed over.
 
-    Widths (`d_*`) and channels are at least 1.
+    Widths (`d_*`), channels, heads and groups are at least 1.
 
     Args:
         operator: Name used in the error.
         axes: Tensor name to (tensor, "axis axis ..."). The same axis name must have the same size everywhere.
+        may_be_complex: Names of tensors that may have a complex dtype; the others have a floating one.
         sizes: Sizes that are known beforehand.
 
     Returns:
         Axis name to size.
 
     Raises:
-        KernelError: Another number of axes, another size, a dtype that is not floating, or two devices.
+        KernelError: No tensor, another number of axes, another size, a dtype that is not floating, or two
+        devices.
     """
     first, device = "", None
     for name, (tensor, spec) in axes.items():
         if tensor is None:
             continue
+        if not isinstance(tensor, Tensor):
+            kind = type(tensor).__name__
+            raise KernelError(f"{operator}: {name} is a {kind}, accepted is a tensor [{spec}]")
         names, shape = spec.split(), tensor.shape
         if len(shape) != len(names):
             raise KernelError(f"{operator}: {name} has shape {tuple(shape)}, accepted is [{spec}]")
-        if not (tensor.is_floating_point() or tensor.is_complex()):
+        if not (tensor.is_floating_point() or (name in may_be_complex and tensor.is_complex())):
             raise KernelError(
                 f"{operator}: {name} has dtype {tensor.dtype}, accepted are floating-point dtypes"
             )
@@ -68,7 +88,7 @@ def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **size
         elif tensor.device != device:
             raise KernelError(f"{operator}: {name} is on {tensor.device}, but {first} is on {device}")
         for axis, size in zip(names, shape, strict=True):
-            if size == 0 and (axis.startswith("d_") or axis == "channel"):
+            if size == 0 and (axis.startswith("d_") or axis.endswith(("channel", "head", "group"))):
                 raise KernelError(
                     f"{operator}: {name} has shape {tuple(shape)} for [{spec}]; {axis} is 1 or more"
                 )
@@ -80,11 +100,63 @@ def check_axes(operator: str, axes: dict[str, tuple[Tensor | None, str]], **size
     return sizes
 
 
+def check_shape(operator: str, name: str, tensor: Tensor, last: str = "") -> str:
+    """Raise KernelError unless this is a floating tensor with a last axis, where that is named; its axes for
+    `check_axes`.
+    """
+    check_present(operator, **{name: tensor})
+    n_axes = max(tensor.ndim, bool(last)) if isinstance(tensor, Tensor) else 1
+    axes = [f"axis_{n}" for n in range(n_axes - bool(last))] + [last] * bool(last)
+    check_axes(operator, {name: (tensor, " ".join(axes))})
+    return " ".join(axes)
+
+
 def check_groups(operator: str, n_heads: int, **groups: int) -> None:
     """Raise KernelError unless every number of groups divides the number of heads."""
     for name, count in groups.items():
         if count < 1 or n_heads % count:
             raise KernelError(f"{operator}: {name} has {count} heads, accepted are divisors of {n_heads}")
+
+
+def check_number(operator: str, name: str, value: float, least: float = -math.inf) -> None:
+    """Raise KernelError unless an option is a finite number (a Python or NumPy one) of at least `least`."""
+    real = type(value) in (int, float) or isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not (real and least <= value and -math.inf < value < math.inf):
+        at_least = "" if least == -math.inf else f" of at least {least:g}"
+        raise KernelError(f"{operator}: {name} is {value!r}, accepted is a finite number{at_least}")
+
+
+def check_count(operator: str, name: str, value: int, accepted: str = "a whole number of at least 1") -> None:
+    """Raise KernelError unless an option is a whole number (a Python or NumPy one) of at least 1."""
+    whole = type(value) is int or isinstance(value, numbers.Integral) and not isinstance(value, bool)
+    if not (whole and value >= 1):
+        raise KernelError(f"{operator}: {name} is {value!r}, accepted is {accepted}")
+
+
+def check_window(operator: str, window: int | None) -> None:
+    """Raise KernelError unless a window is None or a whole number of at least 1."""
+    if window is not None:
+        check_count(operator, "window", window, "None or a whole number of at least 1")
+
+
+def check_rows(operator: str, rows: slice | None, seq: int) -> slice:
+    """The destinations that `rows` names as (start, stop) of a sequence; None is all of them.
+
+    Raises:
+        KernelError: No slice, a step other than 1, or a slice that ends before it starts.
+    """
+    accepted = "None or a slice of consecutive positions in order"
+    if rows is None:
+        return slice(0, seq)
+    if not isinstance(rows, slice):
+        raise KernelError(f"{operator}: rows is {rows!r}, accepted is {accepted}")
+    try:
+        start, stop, step = rows.indices(seq)
+    except (TypeError, ValueError):
+        raise KernelError(f"{operator}: rows is {rows!r}, accepted is {accepted}") from None
+    if step != 1 or stop < start:
+        raise KernelError(f"{operator}: rows is {rows!r} of {seq} positions, accepted is {accepted}")
+    return slice(start, stop)
 
 
 def resolve_backend(operator: str, backend: str | None, tensor: Tensor, unfit: str | None = None) -> str:
@@ -160,7 +232,7 @@ def step_unfit(widths: dict[str, int], *tensors: Tensor | None) -> str | None:
 
 def resolve_form(operator: str, form: str, forms: dict[str, Callable]) -> Callable:
     """The function of a named form; raises KernelError for a name that is not one of them."""
-    if form not in forms:
+    if not isinstance(form, str) or form not in forms:
         raise KernelError(f"{operator}: form {form!r} is unknown, accepted are {sorted(forms)}")
     return forms[form]
 

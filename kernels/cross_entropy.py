@@ -10,7 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, resolve_backend, triton_unfit, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_present,
+    resolve_backend,
+    triton_unfit,
+    without_autocast,
+)
 
 OPERATOR = "cross_entropy"
 # Rows of this target are left out.
@@ -39,17 +46,20 @@ def cross_entropy(
     Raises:
         KernelError: shapes that disagree, a target that is not int64, a backend that is not available.
     """
+    _check(logits, target)
     unfit = triton_unfit("chunked", {}, logits)
     if resolve_backend(OPERATOR, backend, logits, unfit) == "triton":
         from kernels.triton import cross_entropy as fused
 
-        _check(logits, target)
         return fused.cross_entropy(logits, target)
     return reference(logits, target)
 
 
 def _check(logits: Tensor, target: Tensor) -> None:
+    check_present(OPERATOR, logits=logits, target=target)
     sizes = check_axes(OPERATOR, {"logits": (logits, "row d_vocab")})
+    if not isinstance(target, Tensor):
+        raise KernelError(f"{OPERATOR}: target is a {type(target).__name__}, accepted is a tensor [row]")
     if target.dtype != torch.int64 or target.shape != (sizes["row"],):
         raise KernelError(
             f"{OPERATOR}: target has shape {tuple(target.shape)} and dtype {target.dtype}, "

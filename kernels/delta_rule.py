@@ -15,7 +15,16 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, resolve_backend, resolve_form, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_count,
+    check_number,
+    check_present,
+    resolve_backend,
+    resolve_form,
+    without_autocast,
+)
 from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "delta_rule"
@@ -39,8 +48,8 @@ def pattern(
     Raises:
         KernelError: Shapes that disagree.
     """
-    _check(q, k, None, beta, log_decay, None)
-    q, k, beta, decay = _heads_first(q, k, beta, log_decay)
+    _check(q, k, k, beta, log_decay, None, scale)
+    q, k, beta, decay = _heads_first(None, q, k, beta, log_decay)
     return _pattern(q * scale, k, beta, decay)
 
 
@@ -60,9 +69,8 @@ def parallel(
     Returns:
         (output [batch seq head d_v], state after the last step [batch head d_k d_v]).
     """
-    _check(q, k, v, beta, log_decay, state)
-    inputs = _heads_first(q, k, beta, log_decay)
-    values = v.to(inputs[0].dtype).transpose(1, 2)
+    _check(q, k, v, beta, log_decay, state, scale)
+    *inputs, values = _heads_first(state, q, k, beta, log_decay, v)
     output, end = _quadratic(inputs[0] * scale, *inputs[1:], values, _start(state, inputs[1], values))
     return output.transpose(1, 2).to(v.dtype), end
 
@@ -82,11 +90,9 @@ def chunked(
     """Linear-time form: the quadratic form within chunks, each recomputed in the backward; the state
     between them.
     """
-    _check(q, k, v, beta, log_decay, state)
-    if chunk < 1:
-        raise KernelError(f"{OPERATOR}: chunk is {chunk}, accepted is at least 1")
-    q_h, k_h, beta_h, decay = _heads_first(q, k, beta, log_decay)
-    values = v.to(q_h.dtype).transpose(1, 2)
+    _check(q, k, v, beta, log_decay, state, scale)
+    check_count(OPERATOR, "chunk", chunk)
+    q_h, k_h, beta_h, decay, values = _heads_first(state, q, k, beta, log_decay, v)
     end, outputs = _start(state, k_h, values), []
     for start in range(0, q.shape[1], chunk):
         t = slice(start, start + chunk)
@@ -108,9 +114,8 @@ def step(
     state: State | None = None,
 ) -> tuple[Float[Tensor, "batch head d_v"], State]:
     """One position, constant time. Returns (output [batch head d_v], next state)."""
-    at = [None if t is None else t[:, None] for t in (q, k, v, beta, log_decay)]
-    _check(*at, state)
-    acc = accumulation_dtype(q, k, v, beta, log_decay)
+    _check(q, k, v, beta, log_decay, state, scale, at="batch")
+    acc = accumulation_dtype(q, k, v, beta, log_decay, state)
     dtype, (q, k, v, beta) = v.dtype, (t.to(acc) for t in (q, k, v, beta))
     state = _start(state, k, v)
     if log_decay is not None:
@@ -132,7 +137,7 @@ def recurrent(
     state: State | None = None,
 ) -> tuple[Values, State]:
     """Token by token through `step`. Arguments and results as in `parallel`."""
-    _check(q, k, v, beta, log_decay, state)
+    _check(q, k, v, beta, log_decay, state, scale)
     outputs = []
     for t in range(q.shape[1]):
         decay = None if log_decay is None else log_decay[:, t]
@@ -148,9 +153,8 @@ def writes(
     """w_t, what each step adds to the state for its key: beta times the value less what was already stored
     for it.
     """
-    _check(k, k, v, beta, log_decay, state)
-    _, keys, beta, decay = _heads_first(k, k, beta, log_decay)
-    values = v.to(keys.dtype).transpose(1, 2)
+    _check(k, k, v, beta, log_decay, state, 1.0)
+    _, keys, beta, decay, values = _heads_first(state, k, k, beta, log_decay, v)
     kept = torch.matmul(keys * torch.exp(decay.cumsum(dim=-1))[..., None], _start(state, keys, values))
     return torch.matmul(_transform(keys, beta, _between(decay)), values - kept).transpose(1, 2).to(v.dtype)
 
@@ -173,6 +177,7 @@ def delta_rule(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
+    _check(q, k, v, beta, log_decay, state, scale)
     resolve_backend(OPERATOR, backend, q)
     function = resolve_form(
         OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
@@ -181,30 +186,43 @@ def delta_rule(
 
 
 def _check(
-    q: Tensor, k: Tensor, v: Tensor | None, beta: Tensor, log_decay: Tensor | None, state: Tensor | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    log_decay: Tensor | None,
+    state: Tensor | None,
+    scale: float,
+    *,
+    at: str = "batch seq",
 ) -> None:
+    """Everything an evaluation takes; `at` are the axes before the heads."""
+    check_present(OPERATOR, q=q, k=k, v=v, beta=beta)
+    check_number(OPERATOR, "scale", scale)
     sizes = check_axes(
         OPERATOR,
         {
-            "q": (q, "batch seq head d_k"),
-            "k": (k, "batch seq head d_k"),
-            "v": (v, "batch seq head d_v"),
-            "beta": (beta, "batch seq head"),
-            "log_decay": (log_decay, "batch seq head"),
+            "q": (q, f"{at} head d_k"),
+            "k": (k, f"{at} head d_k"),
+            "v": (v, f"{at} head d_v"),
+            "beta": (beta, f"{at} head"),
+            "log_decay": (log_decay, f"{at} head"),
             "state": (state, "batch head d_k d_v"),
         },
     )
-    if sizes["seq"] < 1:
+    if sizes.get("seq", 1) < 1:
         raise KernelError(f"{OPERATOR}: q has shape {tuple(q.shape)}, accepted are sequences of at least 1")
 
 
-def _heads_first(q: Tensor, k: Tensor, beta: Tensor, log_decay: Tensor | None) -> list[Tensor]:
-    """q, k, beta and the log decay (0 if there is none) with the head axis before the sequence,
-    accumulation dtype.
+def _heads_first(
+    state: Tensor | None, q: Tensor, k: Tensor, beta: Tensor, log_decay: Tensor | None, *values: Tensor
+) -> list[Tensor]:
+    """q, k, beta, the log decay (0 if there is none) and values with the head axis before the sequence, in
+    the accumulation dtype of them and the state.
     """
-    acc = accumulation_dtype(q, k, beta, log_decay)
+    acc = accumulation_dtype(state, q, k, beta, log_decay, *values)
     log_decay = torch.zeros_like(beta) if log_decay is None else log_decay
-    return [t.to(acc).transpose(1, 2) for t in (q, k, beta, log_decay)]
+    return [t.to(acc).transpose(1, 2) for t in (q, k, beta, log_decay, *values)]
 
 
 def _start(state: Tensor | None, k: Tensor, v: Tensor) -> Tensor:

@@ -59,6 +59,8 @@ class Edges(Placed):
     def __post_init__(self):
         for name in ("batch", "dest", "src"):
             index = getattr(self, name)
+            if not isinstance(index, Tensor):
+                raise KernelError(f"edges: {name} is a {type(index).__name__}, accepted is an int64 tensor")
             if index.ndim != 1 or index.dtype != torch.int64 or index.shape != self.batch.shape:
                 raise KernelError(
                     f"edges: {name} is {index.dtype} {tuple(index.shape)}, "
@@ -108,7 +110,9 @@ def blockwise(block: Callable[[Placed], Tensor], edges: Placed, numbers_per_edge
 
 
 def check_range(edges: Edges, x: Tensor) -> None:
-    """Raise KernelError for an edge outside x [batch seq ...]."""
+    """Raise KernelError for what is not Edges, or an edge outside x [batch seq ...]."""
+    if not isinstance(edges, Edges):
+        raise KernelError(f"edges: edges is a {type(edges).__name__}, accepted is an Edges")
     batch, seq = x.shape[:2]
     if int(edges.batch.max()) >= batch or int(edges.dest.max()) >= seq:
         raise KernelError(

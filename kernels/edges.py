@@ -18,7 +18,15 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import KernelError, gated_linear_attention, selective_scan, softmax_attention
-from kernels.checks import accumulation_dtype, check_axes, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_count,
+    check_number,
+    check_present,
+    check_window,
+    without_autocast,
+)
 from kernels.edge_set import Between, Edges, LogDecayBetween, Placed, blockwise, check_range
 
 
@@ -58,10 +66,10 @@ def softmax_edges(
         renormalise: Divide what is left of a row anew, as if the cut logits were -inf. A row that loses
         every weight is 0.
     """
+    output = softmax_attention.chunked(q, k, v, scale=scale, window=window, sink=sink)
     check_range(edges, q)
     lse = softmax_attention.logsumexp(q, k, scale=scale, window=window, sink=sink).transpose(1, 2)
     weights = softmax_weights(q, k, edges, lse, scale=scale, window=window)
-    output = softmax_attention.chunked(q, k, v, scale=scale, window=window, sink=sink)
     contribution = edge_sum(weights, _to_heads(v, q.shape[2]), edges)
     cut = _without(output, contribution, _row_sum(weights, edges, q) if renormalise else None)
     return EdgeResult(weights=weights, normaliser=lse, contribution=contribution, cut=cut)
@@ -78,6 +86,11 @@ def softmax_weights(
     window: int | None = None,
 ) -> Float[Tensor, "n head"]:
     """exp(score - logsumexp) on edges."""
+    check_present("edges", q=q, k=k)
+    check_axes("edges", {"q": (q, "batch seq head d_head"), "k": (k, "batch seq kv_head d_head")})
+    if scale is not None:
+        check_number("edges", "scale", scale)
+    check_window("edges", window)
     acc, scale = accumulation_dtype(q, k), q.shape[-1] ** -0.5 if scale is None else scale
 
     def block(at: Placed) -> Tensor:
@@ -106,6 +119,9 @@ def linear_edges(
     Args:
         renormalise: Take the cut edges out of the denominator too; needs `normalise`.
     """
+    options = {"scale": scale, "normalise": normalise, "eps": eps}
+    options |= {"log_decay": log_decay, "k_weight": k_weight}
+    output = gated_linear_attention.chunked(q, k, v, **options)[0]
     check_range(edges, v)
     if renormalise and not normalise:
         raise KernelError("edges: renormalise=True needs normalise=True, got normalise=False")
@@ -114,8 +130,6 @@ def linear_edges(
     if normalise:
         denominator = linear_denominator(q, k, n_heads=v.shape[2], scale=scale, eps=eps, **gates)
     weights = linear_weights(q, k, edges, denominator, n_heads=v.shape[2], scale=scale, **gates)
-    options = {"scale": scale, "normalise": normalise, "eps": eps, **gates}
-    output = gated_linear_attention.chunked(q, k, v, **options)[0]
     contribution = edge_sum(weights, v, edges)
     cut = _without(output, contribution, _row_sum(weights, edges, v) if renormalise else None)
     return EdgeResult(weights=weights, normaliser=denominator, contribution=contribution, cut=cut)
@@ -139,6 +153,9 @@ def linear_weights(
 
     `between` is `decay_between(log_decay, ...)` where it is at hand from an earlier call.
     """
+    check_present("edges", q=q, k=k)
+    check_axes("edges", {"q": (q, "batch seq q_head d_k"), "k": (k, "batch seq k_head d_k")})
+    check_number("edges", "scale", scale)
     acc = accumulation_dtype(q, k, log_decay, k_weight)
     if between is None and log_decay is not None:
         between = decay_between(log_decay, (*q.shape[:2], n_heads))
@@ -200,9 +217,9 @@ def scan_edges(
     """Edges of the selective scan from the zero state, per channel. D is no edge; the gate multiplies what
     edges add.
     """
+    output = selective_scan.chunked(u, dt, A_log, B, C, D=D, z=z)[0]
     check_range(edges, u)
     weights = scan_weights(dt, A_log, B, C, edges)
-    output = selective_scan.chunked(u, dt, A_log, B, C, D=D, z=z)[0]
     contribution = edge_sum(weights, u, edges)
     if z is not None:
         contribution = contribution * torch.nn.functional.silu(z)
@@ -309,6 +326,9 @@ def conv_taps(
         activation: Factor at the convolution's output, such as sigmoid(pre) for a SiLU frozen at this input.
         shape: (batch, seq).
     """
+    check_present("edges", weight=weight)
+    axes = {"weight": (weight, "channel width"), "activation": (activation, "batch seq channel")}
+    check_axes("edges", axes)
     taps = weight.flip(1).transpose(0, 1)[:, None, None].expand(-1, *shape, -1)
     if activation is None:
         return taps
@@ -324,6 +344,7 @@ def abs_row_sum(
     Args:
         pattern_rows: A of chosen rows, such as `gated_linear_attention.pattern` with its `rows` open.
     """
+    check_count("edges", "rows", rows)
     blocks = (slice(start, min(start + rows, seq)) for start in range(0, seq, rows))
     return torch.cat([pattern_rows(block).abs().sum(dim=-1) for block in blocks], dim=-1).transpose(1, 2)
 

@@ -3,17 +3,21 @@
 import torch
 from torch import Tensor
 
-from kernels.checks import resolve_backend, triton_unfit
+from kernels.checks import check_shape, resolve_backend, triton_unfit
 
 
 class _EluPlusOne(torch.autograd.Function):
     """Its derivative is min(y, 1) of its own value y: one tensor is kept, one pass goes back."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        y = torch.clamp(x, max=0).exp_().add_(torch.relu(x))
-        ctx.save_for_backward(y)
-        return y
+    def forward(x: Tensor) -> Tensor:
+        return torch.clamp(x, max=0).exp_().add_(torch.relu(x))
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output)
 
     @staticmethod
     def backward(ctx, dy: Tensor) -> Tensor:
@@ -26,6 +30,7 @@ def elu_plus_one(x: Tensor, *, backend: str | None = None) -> Tensor:
 
     `backend` is "torch", "triton" (met or refused with KernelError), or None: by the device.
     """
+    check_shape("elu_plus_one", "x", x)
     if resolve_backend("elu_plus_one", backend, x, triton_unfit("chunked", {}, x)) == "torch":
         return _EluPlusOne.apply(x)
     from kernels.triton import feature_maps as fused

@@ -7,7 +7,9 @@ divided by (scale q_t^T z_t + eps) if `normalise`.
 A_ij = scale sum_d q_id k_jd w_j exp(sum_{r=j+1..i} log_decay_rd): a step's decay acts before its own write.
 
 Glossary: log_decay <= 0, natural log, None | [head] | [batch seq head] | [batch seq head d_k]; k_weight = w
-(Mamba-2's dt).
+(Mamba-2's dt). Log decays above 0 grow: the formula holds for them, but its factors may overflow.
+q, k, v and the state may differ in dtype: sums are in float32, or float64 where one of them is, and the
+output has the dtype of v.
 q and k may have fewer heads than v (groups): head h reads group h // (n_heads / n_groups).
 """
 
@@ -19,6 +21,9 @@ from kernels import KernelError
 from kernels.checks import (
     accumulation_dtype,
     check_axes,
+    check_count,
+    check_present,
+    check_rows,
     resolve_backend,
     resolve_form,
     step_unfit,
@@ -27,7 +32,16 @@ from kernels.checks import (
 )
 from kernels.chunked_linear import ChunkedLinear, chunked_by_channel
 from kernels.feature_maps import FEATURE_MAPS, elu_plus_one, identity
-from kernels.linear_inputs import OPERATOR, LinearState, Queries, Values, check_inputs, prepare
+from kernels.first_order import apply
+from kernels.linear_inputs import (
+    OPERATOR,
+    LinearState,
+    Queries,
+    Values,
+    check_inputs,
+    prepare,
+    state_tensors,
+)
 from kernels.segment_sum import segment_sum, suffix_sum
 
 __all__ = [
@@ -63,23 +77,25 @@ def pattern(
         q, k: After their feature map.
         log_decay: None, [head], [batch seq head] or [batch seq head d_k]; natural log, at most 0.
         k_weight: None or [batch seq head], multiplies k.
-        scale: Multiplies q.
+        scale: Multiplies q; any finite number.
         normalise: Divide each row by its sum (plus what the initial z adds) plus eps.
         eps: Added to the denominator as it is.
         state: Initial state; only its z is used, and only by `normalise`.
         rows: Only these destinations, consecutive (memory is batch x head x rows x seq).
 
     Raises:
-        KernelError: Shapes that disagree; `normalise` with a state that has no z.
+        KernelError: Shapes that disagree, an option that is not accepted; `normalise` with a state that has
+            no z.
 
     Source: Katharopoulos et al. 2020, arXiv:2006.16236; Yang et al. 2023, arXiv:2312.06635; Dao and Gu
     2024, arXiv:2405.21060.
     """
-    q, k, decay = prepare(q, k, None, log_decay, k_weight, scale, state, normalise)
-    weights = _raw_pattern(q, k, None if log_decay is None else decay, rows or slice(None))
+    q, k, decay = prepare(q, k, None, log_decay, k_weight, state, normalise, scale, eps)
+    rows = check_rows(OPERATOR, rows, q.shape[1])
+    weights = _raw_pattern(q, k, None if log_decay is None else decay, rows)
     if not normalise:
         return weights
-    return weights / _denominator(weights, q, decay, state, eps, rows or slice(None))
+    return weights / _denominator(weights, q, decay, state, eps, rows)
 
 
 @without_autocast
@@ -100,9 +116,9 @@ def parallel(
     Returns:
         (output [batch seq head d_v], state after the last step).
     """
-    dtype = v.dtype
-    q, k, decay = prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
-    v = v.to(q.dtype)
+    check_present(OPERATOR, v=v)
+    q, k, decay = prepare(q, k, v, log_decay, k_weight, state, normalise, scale, eps)
+    dtype, v = v.dtype, v.to(q.dtype)
     weights = _raw_pattern(q, k, None if log_decay is None else decay)
     output = torch.einsum("bhij,bjhv->bihv", weights, v)
     from_start = torch.exp(decay.cumsum(dim=1))
@@ -138,27 +154,29 @@ def chunked(
     Args:
         chunk: Steps in a chunk; default 64 without a decay, 32 with one a head, 16 with one a key channel.
     """
-    sizes = check_inputs(q, k, v, log_decay, k_weight, state, normalise)
+    check_present(OPERATOR, v=v)
+    sizes = check_inputs(q, k, v, log_decay, k_weight, state, normalise, scale, eps)
     per_channel = log_decay is not None and log_decay.ndim == 4
     if chunk is None:
         chunk = 64 if log_decay is None else 16 if per_channel else 32
-    if chunk < 1:
-        raise KernelError(f"{OPERATOR}: chunk is {chunk}, accepted is at least 1")
-    groups = sizes["head"] if per_channel or sizes["q_head"] != sizes["k_head"] else sizes["q_head"]
-    acc = accumulation_dtype(q, k, v, log_decay, k_weight)
+    check_count(OPERATOR, "chunk", chunk)
+    batch, seq, heads = sizes["batch"], sizes["seq"], sizes["head"]
+    groups = heads if per_channel or sizes["q_head"] != sizes["k_head"] else sizes["q_head"]
+    acc = accumulation_dtype(q, k, v, log_decay, k_weight, *state_tensors(state))
     q, k = (_rows(t.to(acc), groups) for t in (q, k))
     values, start = _with_normaliser(v.to(acc), k_weight, state, normalise)
-    values = _rows(values, sizes["head"]).unflatten(0, (-1, sizes["head"] // groups))
-    start = None if start is None else start.to(acc).reshape(-1, values.shape[1], *start.shape[2:])
+    by_group = batch * groups, heads // groups
+    values = _rows(values, heads).unflatten(0, by_group)
+    start = None if start is None else start.to(acc).reshape(*by_group, *start.shape[2:])
     decay = None if log_decay is None else log_decay.to(acc)
     if per_channel:
         output, s = chunked_by_channel(q * scale, k, values[:, 0], _rows(decay, groups), start, chunk)
     else:
         if decay is not None:
-            decay = decay.expand(v.shape[:3]).transpose(1, 2).reshape(-1, values.shape[1], sizes["seq"])
-        output, s = ChunkedLinear.apply(q * scale, k, values, decay, start, chunk)
-    output = output.reshape(sizes["batch"], sizes["head"], sizes["seq"], -1).transpose(1, 2)
-    s = s.reshape(sizes["batch"], sizes["head"], *s.shape[-2:])
+            decay = decay.expand(v.shape[:3]).transpose(1, 2).reshape(*by_group, seq)
+        output, s = apply(OPERATOR, ChunkedLinear, q * scale, k, values, decay, start, chunk)
+    output = output.reshape(batch, heads, seq, values.shape[-1]).transpose(1, 2)
+    s = s.reshape(batch, heads, *s.shape[-2:])
     if not normalise:
         return output.to(v.dtype), LinearState(s=s)
     output = output[..., :-1] / (output[..., -1:] + eps)
@@ -182,31 +200,27 @@ def step(
     """One position, constant time. log_decay: None, [head], [batch head] or [batch head d_k]; k_weight:
     [batch head]. `backend` as in `gated_linear_attention`; Triton's step has no gradient.
     """
-    check_axes(
-        OPERATOR, {"q": (q, "batch q_head d_k"), "k": (k, "batch k_head d_k"), "v": (v, "batch head d_v")}
-    )
+    check_present(OPERATOR, v=v)
+    check_inputs(q, k, v, log_decay, k_weight, state, normalise, scale, eps, one_step=True)
     options = {"scale": scale, "normalise": normalise, "eps": eps}
-    tensors = (q, k, v, log_decay, k_weight, *(() if state is None else (state.s, state.z)))
+    s, z = state_tensors(state)
+    tensors = (q, k, v, log_decay, k_weight, s, z)
     unfit = step_unfit({"d_k": q.shape[-1], "d_v": v.shape[-1]}, *tensors)
     if log_decay is not None and log_decay.ndim == 3:
         unfit = "a decay per key channel"
     backend = resolve_backend(OPERATOR, backend, q, unfit)
-    dtype = v.dtype
-    if log_decay is not None and log_decay.ndim > 1:
-        log_decay = log_decay[:, None]
-    k_weight = None if k_weight is None else k_weight[:, None]
     if backend == "triton":
         from kernels.triton import decode
 
-        check_inputs(q[:, None], k[:, None], v[:, None], log_decay, k_weight, state, normalise)
-        s, z = (None, None) if state is None else (state.s, state.z)
-        if log_decay is not None and log_decay.ndim > 1:
-            log_decay = log_decay[:, 0]
-        k_weight = None if k_weight is None else k_weight[:, 0]
         o, s, z = decode.linear_step(q, k, v, log_decay=log_decay, k_weight=k_weight, **options, s=s, z=z)
         return o, LinearState(s=s, z=z)
-    q, k, decay = prepare(q[:, None], k[:, None], v[:, None], log_decay, k_weight, scale, state, normalise)
-    q, k, v = q[:, 0], k[:, 0], v.to(q.dtype)
+    if log_decay is not None and log_decay.ndim > 1:
+        log_decay = log_decay[:, None]
+    k_weight = None if k_weight is None else k_weight[:, None]
+    q, k, decay = prepare(
+        q[:, None], k[:, None], v[:, None], log_decay, k_weight, state, normalise, scale, eps
+    )
+    q, k, dtype, v = q[:, 0], k[:, 0], v.dtype, v.to(q.dtype)
     s = k[..., :, None] * v[..., None, :]
     z = k if normalise else None
     if state is not None:
@@ -233,7 +247,8 @@ def recurrent(
     state: LinearState | None = None,
 ) -> tuple[Values, LinearState]:
     """Token by token through `step`. Arguments and results as in `parallel`."""
-    prepare(q, k, v, log_decay, k_weight, scale, state, normalise)
+    check_present(OPERATOR, v=v)
+    check_inputs(q, k, v, log_decay, k_weight, state, normalise, scale, eps)
     outputs = []
     for t in range(q.shape[1]):
         decay_t = log_decay[:, t] if log_decay is not None and log_decay.ndim > 1 else log_decay
@@ -270,18 +285,19 @@ def gated_linear_attention(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
-    unfit = triton_unfit(form, {"d_k": q.shape[-1], "d_v": v.shape[-1]}, q, k, v)
+    check_present(OPERATOR, v=v)
+    sizes = check_inputs(q, k, v, log_decay, k_weight, state, normalise, scale, eps)
+    s, z = state_tensors(state)
+    unfit = triton_unfit(form, {"d_k": sizes["d_k"], "d_v": sizes["d_v"]}, q, k, v, s, z)
     if log_decay is not None and log_decay.ndim == 4:
         unfit = "a decay per key channel"
     if skip is not None:
         if normalise:
             raise KernelError(f"{OPERATOR}: skip is given with normalise=True, accepted is one of them")
-        check_axes(OPERATOR, {"skip": (skip, "head")}, head=v.shape[2])
+        check_axes(OPERATOR, {"skip": (skip, "head")}, head=sizes["head"])
     if resolve_backend(OPERATOR, backend, q, unfit) == "triton":
         from kernels.triton import gated_linear_attention as fused
 
-        check_inputs(q, k, v, log_decay, k_weight, state, normalise)
-        s, z = (None, None) if state is None else (state.s, state.z)
         o, s, z = fused.gated_linear_attention(
             q, k, v, log_decay=log_decay, k_weight=k_weight, scale=scale, normalise=normalise, eps=eps,
             skip=skip, s=s, z=z,

@@ -4,7 +4,7 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.checks import check_axes, resolve_backend, triton_unfit
+from kernels.checks import check_axes, check_present, check_shape, resolve_backend, triton_unfit
 
 OPERATOR = "gated_silu"
 
@@ -22,7 +22,8 @@ def gated_silu(
 
     Source: Shazeer 2020, arXiv:2002.05202.
     """
-    axes = " ".join(f"axis_{n}" for n in range(gate.ndim))
+    axes = check_shape(OPERATOR, "gate", gate)
+    check_present(OPERATOR, x=x)
     check_axes(OPERATOR, {"gate": (gate, axes), "x": (x, axes)})
     unfit = triton_unfit("chunked", {}, gate, x)
     if unfit is None and gate.dtype != x.dtype:

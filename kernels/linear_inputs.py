@@ -6,7 +6,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, check_groups
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_groups,
+    check_number,
+    check_present,
+)
 
 OPERATOR = "gated_linear_attention"
 Queries = Float[Tensor, "batch seq _ d_k"]
@@ -29,35 +35,55 @@ def check_inputs(
     k_weight: Tensor | None,
     state: LinearState | None,
     normalise: bool,
+    scale: float,
+    eps: float,
+    *,
+    one_step: bool = False,
 ) -> dict[str, int]:
-    """Sizes of all axes: batch, seq, head, q_head, k_head, d_k, and d_v where there are values."""
-    if log_decay is not None and log_decay.ndim not in (1, 3, 4):
+    """Sizes of all axes: batch, seq (not in one step), head, q_head, k_head, d_k, and d_v where there are
+    values.
+    """
+    check_present(OPERATOR, q=q, k=k)
+    check_number(OPERATOR, "scale", scale)
+    check_number(OPERATOR, "eps", eps)
+    if state is not None and not isinstance(state, LinearState):
+        raise KernelError(f"{OPERATOR}: state is a {type(state).__name__}, accepted is None or a LinearState")
+    s, z = state_tensors(state)
+    if state is not None:
+        check_present(OPERATOR, **{"state.s": s})
+    at = "batch" if one_step else "batch seq"
+    decays = {len(axes.split()): axes for axes in ("head", f"{at} head", f"{at} head d_k")}
+    n_axes = log_decay.ndim if isinstance(log_decay, Tensor) else 1
+    if n_axes not in decays:
+        first, second, third = decays.values()
         raise KernelError(
-            f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [head], "
-            "[batch seq head] and [batch seq head d_k]"
+            f"{OPERATOR}: log_decay has shape {tuple(log_decay.shape)}, accepted are [{first}], "
+            f"[{second}] and [{third}]"
         )
-    decay_axes = {1: "head", 3: "batch seq head", 4: "batch seq head d_k"}[
-        3 if log_decay is None else log_decay.ndim
-    ]
     sizes = check_axes(
         OPERATOR,
         {
-            "v": (v, "batch seq head d_v"),
-            "log_decay": (log_decay, decay_axes),
-            "k_weight": (k_weight, "batch seq head"),
-            "q": (q, "batch seq q_head d_k"),
-            "k": (k, "batch seq k_head d_k"),
-            "state.s": (None if state is None else state.s, "batch head d_k d_v"),
-            "state.z": (None if state is None else state.z, "batch head d_k"),
+            "v": (v, f"{at} head d_v"),
+            "log_decay": (log_decay, decays[n_axes]),
+            "k_weight": (k_weight, f"{at} head"),
+            "q": (q, f"{at} q_head d_k"),
+            "k": (k, f"{at} k_head d_k"),
+            "state.s": (s, "batch head d_k d_v"),
+            "state.z": (z, "batch head d_k"),
         },
     )
     heads = sizes.setdefault("head", max(sizes["q_head"], sizes["k_head"]))
     check_groups(OPERATOR, heads, q=sizes["q_head"], k=sizes["k_head"])
-    if sizes["seq"] < 1:
+    if sizes.get("seq", 1) < 1:
         raise KernelError(f"{OPERATOR}: q has shape {tuple(q.shape)}, accepted are sequences of at least 1")
     if normalise and state is not None and state.z is None:
         raise KernelError(f"{OPERATOR}: normalise=True needs a state with z, got z=None")
     return sizes
+
+
+def state_tensors(state: LinearState | None) -> tuple[Tensor | None, Tensor | None]:
+    """s and z, None where there is none."""
+    return (None, None) if state is None else (state.s, state.z)
 
 
 def prepare(
@@ -66,16 +92,17 @@ def prepare(
     v: Tensor | None,
     log_decay: Tensor | None,
     k_weight: Tensor | None,
-    scale: float,
     state: LinearState | None,
     normalise: bool,
+    scale: float,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Check everything; scaled q, weighted k and log decay [batch seq head (d_k or 1)] for every head,
     accumulation dtype.
     """
-    sizes = check_inputs(q, k, v, log_decay, k_weight, state, normalise)
+    sizes = check_inputs(q, k, v, log_decay, k_weight, state, normalise, scale, eps)
     heads = sizes["head"]
-    acc = accumulation_dtype(q, k, v, log_decay, k_weight)
+    acc = accumulation_dtype(q, k, v, log_decay, k_weight, *state_tensors(state))
     q = q.to(acc).repeat_interleave(heads // sizes["q_head"], dim=2) * scale
     k = k.to(acc).repeat_interleave(heads // sizes["k_head"], dim=2)
     if k_weight is not None:

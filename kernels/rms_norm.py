@@ -5,7 +5,16 @@ from jaxtyping import Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from kernels.checks import accumulation_dtype, check_axes, resolve_backend, triton_unfit, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_number,
+    check_present,
+    check_shape,
+    resolve_backend,
+    triton_unfit,
+    without_autocast,
+)
 
 OPERATOR = "rms_norm"
 LARGEST_WIDTH = 8192
@@ -23,7 +32,7 @@ def reference(
     dtype: torch.dtype | None = None,
 ) -> Rows:
     """Readable form: y = w v / sqrt(mean(v^2) + eps), v = x or x SiLU(gate)."""
-    _check(x, w, gate)
+    _check(x, w, gate, eps)
     values = x.to(accumulation_dtype(x, w))
     if gate is not None:
         values = values * F.silu(gate.to(values.dtype))
@@ -52,17 +61,20 @@ def rms_norm(
 
     Source: Zhang and Sennrich 2019, arXiv:1910.07467; gated: Dao and Gu 2024, arXiv:2405.21060.
     """
+    _check(x, w, gate, eps)
     flat, flat_gate = x.flatten(0, -2), None if gate is None else gate.flatten(0, -2)
     unfit = triton_unfit("chunked", {"width": x.shape[-1]}, x, w, gate, limit=LARGEST_WIDTH)
     if resolve_backend(OPERATOR, backend, x, unfit) == "triton":
         from kernels.triton import rms_norm as fused
 
-        _check(flat, w, flat_gate)
         y = fused.rms_norm(flat, w, eps, gate=flat_gate, dtype=dtype or x.dtype)
     else:
         y = reference(flat, w, eps=eps, gate=flat_gate, dtype=dtype)
     return y.view(x.shape)
 
 
-def _check(x: Tensor, w: Tensor, gate: Tensor | None) -> None:
-    check_axes(OPERATOR, {"x": (x, "row width"), "w": (w, "width"), "gate": (gate, "row width")})
+def _check(x: Tensor, w: Tensor, gate: Tensor | None, eps: float) -> None:
+    axes = check_shape(OPERATOR, "x", x, last="width")
+    check_present(OPERATOR, w=w)
+    check_number(OPERATOR, "eps", eps, least=0)
+    check_axes(OPERATOR, {"x": (x, axes), "w": (w, "width"), "gate": (gate, axes)})

@@ -5,7 +5,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import KernelError
-from kernels.checks import check_axes, resolve_backend, triton_unfit
+from kernels.checks import check_axes, check_present, resolve_backend, triton_unfit
 
 OPERATOR = "rotation"
 LAYOUTS = ("half", "adjacent")
@@ -46,15 +46,16 @@ def rotate(x: Heads, cos: Table, sin: Table, layout: str, *, backend: str | None
     """
     if layout not in LAYOUTS:
         raise KernelError(f"{OPERATOR}: layout is {layout!r}, accepted are 'half' and 'adjacent'")
+    check_present(OPERATOR, x=x, cos=cos, sin=sin)
+    axes = {"x": (x, "batch seq head d_head"), "cos": (cos, "seq pair"), "sin": (sin, "seq pair")}
+    sizes = check_axes(OPERATOR, axes)
+    if 2 * sizes["pair"] > sizes["d_head"]:
+        raise KernelError(
+            f"{OPERATOR}: {sizes['pair']} pairs for d_head {sizes['d_head']}, accepted are as many as fit"
+        )
     unfit = triton_unfit("chunked", {}, x, cos, sin)
     if resolve_backend(OPERATOR, backend, x, unfit) == "triton":
         from kernels.triton import rotation as fused
 
-        axes = {"x": (x, "batch seq head d_head"), "cos": (cos, "seq pair"), "sin": (sin, "seq pair")}
-        sizes = check_axes(OPERATOR, axes)
-        if 2 * sizes["pair"] > sizes["d_head"]:
-            raise KernelError(
-                f"{OPERATOR}: {sizes['pair']} pairs for d_head {sizes['d_head']}, accepted are as many as fit"
-            )
         return fused.rotation(x, cos, sin, adjacent=layout == "adjacent")
     return reference(x, cos, sin, layout)

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.checks import accumulation_dtype, without_autocast
+from kernels.checks import accumulation_dtype, check_axes, check_number, check_present, without_autocast
 from kernels.segment_sum import segment_sum, suffix_sum
 
 # Numbers in the largest temporary tensor of a block of rows; rows in a block at most.
@@ -33,6 +33,9 @@ def linear_abs_row_sum(
     scale: float = 1.0,
 ) -> Float[Tensor, "batch seq head"]:
     """sum_j |A_ij| of `gated_linear_attention.pattern` without `normalise`; see there for the options."""
+    check_present("row_sums", q=q, k=k)
+    check_axes("row_sums", {"q": (q, "batch seq group d_k"), "k": (k, "batch seq group d_k")})
+    check_number("row_sums", "scale", scale)
     acc = accumulation_dtype(q, k, log_decay, k_weight)
     batch, seq, groups = q.shape[:3]
     q, k = (x.to(acc).transpose(1, 2) for x in (q * scale, k))

@@ -13,9 +13,19 @@ from jaxtyping import Complex, Float
 from torch import Tensor
 
 from kernels import KernelError
-from kernels.checks import accumulation_dtype, check_axes, resolve_backend, resolve_form, without_autocast
+from kernels.checks import (
+    accumulation_dtype,
+    check_axes,
+    check_count,
+    check_number,
+    check_present,
+    resolve_backend,
+    resolve_form,
+    without_autocast,
+)
 
 OPERATOR = "s4d"
+COMPLEX = frozenset({"A", "B", "C", "state"})
 Channels = Float[Tensor, "batch seq channel"]
 LogStep = Float[Tensor, " channel"]
 Modes = Complex[Tensor, "channel d_state"]
@@ -26,15 +36,9 @@ def kernel(
     log_dt: LogStep, A: Modes, B: Modes, C: Modes, seq: int, *, re_factor: float = 2.0
 ) -> Float[Tensor, "channel lag"]:
     """The convolution kernel K_l for lags 0 .. seq - 1."""
-    check_axes(
-        OPERATOR,
-        {
-            "log_dt": (log_dt, "channel"),
-            "A": (A, "channel d_state"),
-            "B": (B, "channel d_state"),
-            "C": (C, "channel d_state"),
-        },
-    )
+    _check_parameters(log_dt, A, B, C, re_factor)
+    check_count(OPERATOR, "seq", seq)
+    _, log_dt, A, B, C, _ = _accumulate(log_dt, log_dt, A, B, C, None)
     rate, write = _discrete(log_dt, A, B)
     return re_factor * torch.einsum("cn,cnl->cl", C * write, _powers(rate, seq)).real
 
@@ -63,8 +67,8 @@ def parallel(
     Returns:
         (y [batch seq channel], state after the last step, complex [batch channel d_state]).
     """
-    _check(u, log_dt, A, B, C, D, state)
-    x = u.to(accumulation_dtype(u, A))
+    _check(u, log_dt, A, B, C, D, state, re_factor)
+    x, log_dt, A, B, C, state = _accumulate(u, log_dt, A, B, C, state)
     weights = pattern(log_dt, A, B, C, u.shape[1], re_factor=re_factor)
     y, state = _quadratic(x, weights, *_discrete(log_dt, A, B), re_factor * C, _start(state, x, A))
     return _skip(y, x, D).to(u.dtype), state
@@ -86,10 +90,9 @@ def chunked(
     """Linear-time form: the pattern within chunks, the state between them. Arguments and results as in
     `parallel`.
     """
-    _check(u, log_dt, A, B, C, D, state)
-    if chunk < 1:
-        raise KernelError(f"{OPERATOR}: chunk is {chunk}, accepted is at least 1")
-    x = u.to(accumulation_dtype(u, A))
+    _check(u, log_dt, A, B, C, D, state, re_factor)
+    check_count(OPERATOR, "chunk", chunk)
+    x, log_dt, A, B, C, state = _accumulate(u, log_dt, A, B, C, state)
     rate, write = _discrete(log_dt, A, B)
     weights = pattern(log_dt, A, B, C, min(chunk, u.shape[1]), re_factor=re_factor)
     state, outputs = _start(state, x, A), []
@@ -112,8 +115,8 @@ def step(
     re_factor: float = 2.0,
 ) -> tuple[Float[Tensor, "batch channel"], State]:
     """One position, constant time. Returns (y [batch channel], next state)."""
-    _check(u[:, None], log_dt, A, B, C, D, state)
-    x = u.to(accumulation_dtype(u, A))
+    _check(u, log_dt, A, B, C, D, state, re_factor, at="batch")
+    x, log_dt, A, B, C, state = _accumulate(u, log_dt, A, B, C, state)
     rate, write = _discrete(log_dt, A, B)
     state = torch.exp(rate) * _start(state, x, A) + write * x[..., None]
     return _skip(re_factor * (C * state).sum(dim=-1).real, x, D).to(u.dtype), state
@@ -132,6 +135,7 @@ def recurrent(
     re_factor: float = 2.0,
 ) -> tuple[Channels, State]:
     """Token by token through `step`. Arguments and results as in `parallel`."""
+    _check(u, log_dt, A, B, C, D, state, re_factor)
     outputs = []
     for t in range(u.shape[1]):
         y, state = step(u[:, t], log_dt, A, B, C, D=D, state=state, re_factor=re_factor)
@@ -157,11 +161,22 @@ def s4d(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
+    _check(u, log_dt, A, B, C, D, state, re_factor)
     resolve_backend(OPERATOR, backend, u)
     function = resolve_form(
         OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
     )
     return function(u, log_dt, A, B, C, D=D, state=state, re_factor=re_factor)
+
+
+def _accumulate(
+    u: Tensor, log_dt: Tensor, A: Tensor, B: Tensor, C: Tensor, state: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None]:
+    """All in one accumulation dtype, A, B, C and the state in its complex one."""
+    acc = accumulation_dtype(u, log_dt, A, B, C, state)
+    wide = acc.to_complex()
+    state = None if state is None else state.to(wide)
+    return u.to(acc), log_dt.to(acc), A.to(wide), B.to(wide), C.to(wide), state
 
 
 def _discrete(log_dt: Tensor, A: Tensor, B: Tensor) -> tuple[Tensor, Tensor]:
@@ -205,20 +220,42 @@ def _skip(y: Tensor, x: Tensor, D: Tensor | None) -> Tensor:
     return y if D is None else y + D.to(y.dtype) * x
 
 
+def _check_parameters(
+    log_dt: Tensor, A: Tensor, B: Tensor, C: Tensor, re_factor: float
+) -> dict[str, tuple[Tensor, str]]:
+    """The axes of what does not depend on the input, checked."""
+    check_present(OPERATOR, log_dt=log_dt, A=A, B=B, C=C)
+    check_number(OPERATOR, "re_factor", re_factor)
+    axes = {
+        "log_dt": (log_dt, "channel"),
+        "A": (A, "channel d_state"),
+        "B": (B, "channel d_state"),
+        "C": (C, "channel d_state"),
+    }
+    check_axes(OPERATOR, axes, may_be_complex=COMPLEX)
+    return axes
+
+
 def _check(
-    u: Tensor, log_dt: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor | None
+    u: Tensor,
+    log_dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor | None,
+    re_factor: float,
+    *,
+    at: str = "batch seq",
 ) -> None:
-    sizes = check_axes(
-        OPERATOR,
-        {
-            "u": (u, "batch seq channel"),
-            "log_dt": (log_dt, "channel"),
-            "A": (A, "channel d_state"),
-            "B": (B, "channel d_state"),
-            "C": (C, "channel d_state"),
-            "D": (D, "channel"),
-            "state": (state, "batch channel d_state"),
-        },
-    )
-    if sizes["seq"] < 1:
+    """Everything an evaluation takes; `at` are the axes of u before its channels."""
+    axes = _check_parameters(log_dt, A, B, C, re_factor)
+    check_present(OPERATOR, u=u)
+    axes |= {
+        "u": (u, f"{at} channel"),
+        "D": (D, "channel"),
+        "state": (state, "batch channel d_state"),
+    }
+    sizes = check_axes(OPERATOR, axes, may_be_complex=COMPLEX)
+    if sizes.get("seq", 1) < 1:
         raise KernelError(f"{OPERATOR}: u has shape {tuple(u.shape)}, accepted are sequences of at least 1")

@@ -9,6 +9,8 @@ reads; D skip; z gate.
 Source: Gu and Dao 2023, arXiv:2312.00752. B is discretised as dt B (Euler), A by the exponential.
 """
 
+from collections.abc import Iterator
+
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,12 +21,15 @@ from kernels.checkpointed_scan import CheckpointedScan
 from kernels.checks import (
     accumulation_dtype,
     check_axes,
+    check_present,
+    check_rows,
     resolve_backend,
     resolve_form,
     step_unfit,
     triton_unfit,
     without_autocast,
 )
+from kernels.first_order import apply
 from kernels.segment_sum import segment_sum, suffix_sum
 
 OPERATOR = "selective_scan"
@@ -32,7 +37,6 @@ Channels = Float[Tensor, "batch seq channel"]
 Rates = Float[Tensor, "channel d_state"]
 Shared = Float[Tensor, "batch seq d_state"]
 State = Float[Tensor, "batch channel d_state"]
-ALL = slice(None)
 
 
 def softplus_dt(dt_raw: Tensor, dt_bias: Tensor | None = None) -> Tensor:
@@ -54,9 +58,8 @@ def pattern_by_state(
     """Implied attention split by state index: `pattern` is its sum over d_state. Memory d_state times that
     of `pattern`.
     """
-    _check(None, dt, A_log, B, C)
-    terms = [term for term in _terms(dt, A_log, B, C, channels or ALL, rows or ALL)]
-    return torch.stack(terms, dim=2)
+    _check(dt, dt, A_log, B, C)
+    return torch.stack(list(_terms(dt, A_log, B, C, channels, rows)), dim=2)
 
 
 @without_autocast
@@ -79,10 +82,10 @@ def pattern(
         rows: Only these destinations.
 
     Raises:
-        KernelError: Shapes that disagree.
+        KernelError: Shapes that disagree, rows that are not consecutive.
     """
-    _check(None, dt, A_log, B, C)
-    return sum(_terms(dt, A_log, B, C, channels or ALL, rows or ALL))
+    _check(dt, dt, A_log, B, C)
+    return sum(_terms(dt, A_log, B, C, channels, rows))
 
 
 @without_autocast
@@ -103,7 +106,7 @@ def parallel(
         (y [batch seq channel], state after the last step [batch channel d_state]).
     """
     _check(u, dt, A_log, B, C, D, z, state)
-    dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
+    dtype, (u, dt, B, C) = u.dtype, _accumulate(state, u, dt, B, C)
     y = torch.einsum("bcij,bjc->bic", pattern(dt, A_log, B, C), u)
     A = -torch.exp(A_log.to(u.dtype))
     to_end = torch.exp(suffix_sum(dt, dim=1)[..., None] * A)
@@ -131,10 +134,10 @@ def chunked(
     as in `parallel`.
     """
     _check(u, dt, A_log, B, C, D, z, state)
-    dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
+    dtype, (u, dt, B, C) = u.dtype, _accumulate(state, u, dt, B, C)
     A = -torch.exp(A_log.to(u.dtype)).transpose(0, 1)
     start = u.new_zeros(u.shape[0], *A.shape) if state is None else state.to(u.dtype).transpose(1, 2)
-    y, last = CheckpointedScan.apply(u, dt, A.contiguous(), B, C, start)
+    y, last = apply(OPERATOR, CheckpointedScan, u, dt, A.contiguous(), B, C, start)
     return _finish(y, u, D, z).to(dtype), last.transpose(1, 2)
 
 
@@ -155,25 +158,13 @@ def step(
 
     `backend` as in `selective_scan`; Triton's step has no gradient.
     """
-    check_axes(
-        OPERATOR,
-        {
-            "u": (u, "batch channel"),
-            "dt": (dt, "batch channel"),
-            "A_log": (A_log, "channel d_state"),
-            "B": (B, "batch d_state"),
-            "C": (C, "batch d_state"),
-            "D": (D, "channel"),
-            "z": (z, "batch channel"),
-            "state": (state, "batch channel d_state"),
-        },
-    )
+    _check(u, dt, A_log, B, C, D, z, state, one_step=True)
     unfit = step_unfit({"d_state": A_log.shape[1]}, u, dt, A_log, B, C, D, z, state)
     if resolve_backend(OPERATOR, backend, u, unfit) == "triton":
         from kernels.triton import decode
 
         return decode.scan_step(u, dt, A_log, B, C, D=D, z=z, state=state)
-    dtype, (u, dt, B, C) = u.dtype, _accumulate(u, dt, B, C)
+    dtype, (u, dt, B, C) = u.dtype, _accumulate(state, u, dt, B, C)
     written = (dt * u)[..., None] * B[:, None, :]
     if state is not None:
         written = written + torch.exp(dt[..., None] * -torch.exp(A_log.to(u.dtype))) * state
@@ -224,11 +215,11 @@ def selective_scan(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
-    unfit = triton_unfit(form, {"d_state": A_log.shape[-1]}, u, dt, A_log, B, C, z)
+    _check(u, dt, A_log, B, C, D, z, state)
+    unfit = triton_unfit(form, {"d_state": A_log.shape[-1]}, u, dt, A_log, B, C, z, state)
     if resolve_backend(OPERATOR, backend, u, unfit) == "triton":
         from kernels.triton import selective_scan as fused
 
-        _check(u, dt, A_log, B, C, D, z, state)
         return fused.selective_scan(u, dt, A_log, B, C, D=D, z=z, state=state)
     function = resolve_form(
         OPERATOR, form, {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
@@ -236,9 +227,14 @@ def selective_scan(
     return function(u, dt, A_log, B, C, D=D, z=z, state=state)
 
 
-def _terms(dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, channels: slice, rows: slice):
-    """The implied attention of one state index after the other, each [batch channel dest src]."""
-    dt, B, C = _accumulate(dt, B, C)
+def _terms(
+    dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, channels: slice | None, rows: slice | None
+) -> Iterator[Float[Tensor, "batch channel dest src"]]:
+    """The implied attention of one state index after the other."""
+    rows, channels = check_rows(OPERATOR, rows, dt.shape[1]), channels or slice(None)
+    if not isinstance(channels, slice):
+        raise KernelError(f"{OPERATOR}: channels is {channels!r}, accepted is None or a slice")
+    dt, B, C = _accumulate(None, dt, B, C)
     A = -torch.exp(A_log.to(dt.dtype))[channels]
     elapsed = segment_sum(dt.transpose(1, 2)[:, channels], rows)
     position = torch.arange(dt.shape[1], device=dt.device)
@@ -249,8 +245,9 @@ def _terms(dt: Tensor, A_log: Tensor, B: Tensor, C: Tensor, channels: slice, row
         yield C[:, None, rows, n, None] * decay * (write * B[:, None, :, n])[:, :, None, :]
 
 
-def _accumulate(*tensors: Tensor) -> list[Tensor]:
-    acc = accumulation_dtype(*tensors)
+def _accumulate(state: Tensor | None, *tensors: Tensor) -> list[Tensor]:
+    """Tensors in the accumulation dtype of them and a state."""
+    acc = accumulation_dtype(state, *tensors)
     return [t.to(acc) for t in tensors]
 
 
@@ -261,7 +258,7 @@ def _finish(y: Tensor, u: Tensor, D: Tensor | None, z: Tensor | None) -> Tensor:
 
 
 def _check(
-    u: Tensor | None,
+    u: Tensor,
     dt: Tensor,
     A_log: Tensor,
     B: Tensor,
@@ -269,19 +266,23 @@ def _check(
     D: Tensor | None = None,
     z: Tensor | None = None,
     state: Tensor | None = None,
+    *,
+    one_step: bool = False,
 ) -> None:
+    check_present(OPERATOR, dt=dt, u=u, A_log=A_log, B=B, C=C)
+    at = "batch" if one_step else "batch seq"
     sizes = check_axes(
         OPERATOR,
         {
-            "u": (u, "batch seq channel"),
-            "dt": (dt, "batch seq channel"),
+            "dt": (dt, f"{at} channel"),
+            "u": (u, f"{at} channel"),
             "A_log": (A_log, "channel d_state"),
-            "B": (B, "batch seq d_state"),
-            "C": (C, "batch seq d_state"),
+            "B": (B, f"{at} d_state"),
+            "C": (C, f"{at} d_state"),
             "D": (D, "channel"),
-            "z": (z, "batch seq channel"),
+            "z": (z, f"{at} channel"),
             "state": (state, "batch channel d_state"),
         },
     )
-    if sizes["seq"] < 1:
+    if sizes.get("seq", 1) < 1:
         raise KernelError(f"{OPERATOR}: dt has shape {tuple(dt.shape)}, accepted are sequences of at least 1")

@@ -4,6 +4,9 @@ s_ij = scale <q_i, k_j>;
 A_ij = exp(s_ij) / (exp(sink_h) + sum_l exp(s_il)) over the allowed l: i - window < l <= i.
 Query head h reads key/value head h // (n_heads / n_kv_heads). Queries may be the last of the positions of
 the keys.
+
+q, k and v may differ in dtype: sums are in float32, or float64 where one of them is, and the output has the
+dtype of v.
 """
 
 import math
@@ -20,12 +23,16 @@ from kernels.checks import (
     accumulation_dtype,
     check_axes,
     check_groups,
+    check_number,
+    check_present,
+    check_window,
     resolve_backend,
     resolve_form,
     step_unfit,
     triton_unfit,
     without_autocast,
 )
+from kernels.first_order import apply, differentiable_once
 
 Queries = Float[Tensor, "batch dest head d_head"]
 Keys = Float[Tensor, "batch src kv_head d_head"]
@@ -52,23 +59,24 @@ def pattern(
     """Attention probabilities; rows sum to 1 without a sink, to less with one.
 
     Args:
-        scale: Multiplies the logits; default 1 / sqrt(d_head).
+        scale: Multiplies the logits, any finite number; default 1 / sqrt(d_head).
         window: Positions that a query sees, itself included; None is all before it.
         sink: Logit per head that stands in the denominator only; not scaled.
 
     Raises:
-        KernelError: Shapes that disagree, more queries than keys, a window below 1.
+        KernelError: Shapes that disagree, more queries than keys, a window below 1, a scale that is not
+            finite.
 
     Source: Vaswani et al. 2017, arXiv:1706.03762; window 2004.05150; sink 2309.17453 as a learned logit.
     """
-    _check(q, k, None, window, sink)
+    _check(q, k, k, scale, window, sink)
     acc = accumulation_dtype(q, k)
     keys = k.to(acc).repeat_interleave(q.shape[2] // k.shape[2], dim=2)
     scores = torch.einsum("bihd,bjhd->bhij", q.to(acc), keys) * _scale(q, scale)
     scores = scores.masked_fill(~_allowed(q.shape[1], k.shape[1], window, q.device), -math.inf)
     if sink is None:
         return torch.softmax(scores, dim=-1)
-    column = sink.to(acc)[None, :, None, None].expand(*scores.shape[:3], 1)
+    column = _sink(sink, acc)[None, :, None, None].expand(*scores.shape[:3], 1)
     return torch.softmax(torch.cat([scores, column], dim=-1), dim=-1)[..., :-1]
 
 
@@ -83,7 +91,7 @@ def parallel(
     sink: Sink | None = None,
 ) -> Output:
     """Readable form: pattern @ v. Options as in `pattern`."""
-    _check(q, k, v, window, sink)
+    _check(q, k, v, scale, window, sink)
     weights = pattern(q, k, scale=scale, window=window, sink=sink)
     values = v.to(weights.dtype).repeat_interleave(q.shape[2] // v.shape[2], dim=2)
     return torch.einsum("bhij,bjhd->bihd", weights, values).to(v.dtype)
@@ -104,15 +112,19 @@ def chunked(
     It applies without a sink, without a window shorter than the sequence, for as many queries as keys and
     d_v = d_head.
     """
-    _check(q, k, v, window, sink)
+    _check(q, k, v, scale, window, sink)
     n_dest, n_src = q.shape[1], k.shape[1]
     if sink is None and (window is None or window >= n_src) and n_dest == n_src and q.shape[3] == v.shape[3]:
         repeats = q.shape[2] // k.shape[2]
+        dtype = torch.promote_types(torch.promote_types(q.dtype, k.dtype), v.dtype)
+        q, k, values = (t.to(dtype) for t in differentiable_once("softmax_attention", q, k, v))
+        q, scale = _positive_scale(q, scale)
         heads_first = [
-            t.transpose(1, 2) for t in (q, k.repeat_interleave(repeats, 2), v.repeat_interleave(repeats, 2))
+            t.transpose(1, 2)
+            for t in (q, k.repeat_interleave(repeats, 2), values.repeat_interleave(repeats, 2))
         ]
-        output = F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=_scale(q, scale))
-        return output.transpose(1, 2) + _not_finite(q, k).to(output.dtype)
+        output = F.scaled_dot_product_attention(*heads_first, is_causal=True, scale=scale)
+        return (output.transpose(1, 2) + _not_finite(q, k).to(output.dtype)).to(v.dtype)
     return _blocked(q, k, v, scale, window, sink)[0].transpose(1, 2).to(v.dtype)
 
 
@@ -128,7 +140,7 @@ def logsumexp(
     q: Queries, k: Keys, *, scale: float | None = None, window: int | None = None, sink: Sink | None = None
 ) -> Float[Tensor, "batch head dest"]:
     """log of the denominator (sink included), in linear memory: pattern = exp(scores - logsumexp)."""
-    _check(q, k, None, window, sink)
+    _check(q, k, k, scale, window, sink)
     return _blocked(q, k, k[..., :0], scale, window, sink)[1]
 
 
@@ -158,6 +170,10 @@ def step(
     Returns:
         (output of the new positions, cache that includes them).
     """
+    if not isinstance(state, KVState):
+        kind = type(state).__name__
+        raise KernelError(f"softmax_attention: state is a {kind}, accepted is a KVState (see empty_state)")
+    check_present("softmax_attention", q=q, k=k, v=v, **{"state.k": state.k, "state.v": state.v})
     check_axes(
         "softmax_attention",
         {
@@ -166,8 +182,10 @@ def step(
             "v": (v, "batch new kv_head d_v"),
             "state.k": (state.k, "batch kept kv_head d_head"),
             "state.v": (state.v, "batch kept kv_head d_v"),
+            "sink": (sink, "head"),
         },
     )
+    _check_options(scale, window)
     keys, values = torch.cat([state.k, k], dim=1), torch.cat([state.v, v], dim=1)
     output = _last_rows(q, keys, values, scale, window, sink, backend)
     kept = keys.shape[1] if window is None else min(keys.shape[1], window - 1)
@@ -188,7 +206,7 @@ def _last_rows(
     if resolve_backend("softmax_attention", backend, q, unfit) == "triton":
         from kernels.triton import decode_attention
 
-        _check(q, k, v, window, sink)
+        _check(q, k, v, scale, window, sink)
         return decode_attention.softmax_step(q[:, 0], k, v, **options)[:, None]
     return parallel(q, k, v, **options)
 
@@ -204,8 +222,8 @@ def recurrent(
     sink: Sink | None = None,
 ) -> Output:
     """Token by token through `step` and a growing cache. Options as in `pattern`."""
-    _check(q, k, v, window, sink)
-    state = empty_state(k.shape[0], *k.shape[2:], v.shape[3], dtype=k.dtype, device=k.device)
+    _check(q, k, v, scale, window, sink)
+    state = KVState(k=k[:, :0], v=v[:, :0], length=0)
     outputs = []
     for t in range(q.shape[1]):
         at = slice(t, t + 1)
@@ -232,11 +250,12 @@ def softmax_attention(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
+    _check(q, k, v, scale, window, sink)
     unfit = triton_unfit(form, {"d_head": q.shape[-1], "d_v": v.shape[-1]}, q, k, v)
     if resolve_backend("softmax_attention", backend, q, unfit) == "triton":
         from kernels.triton import softmax_attention as fused
 
-        _check(q, k, v, window, sink)
+        q, scale = _positive_scale(q, scale)
         return fused.softmax_attention(q, k, v, scale=scale, window=window, sink=sink)[0]
     forms = {"parallel": parallel, "chunked": chunked, "recurrent": recurrent}
     return resolve_form("softmax_attention", form, forms)(q, k, v, scale=scale, window=window, sink=sink)
@@ -247,9 +266,21 @@ def _blocked(
 ) -> tuple[Tensor, Tensor]:
     acc = accumulation_dtype(q, k, v)
     heads_first = [t.to(acc).transpose(1, 2) for t in (q, k, v)]
-    return BlockedSoftmax.apply(
-        *heads_first, None if sink is None else sink.to(acc), _scale(q, scale), window
-    )
+    sink = None if sink is None else _sink(sink, acc)
+    return apply("softmax_attention", BlockedSoftmax, *heads_first, sink, _scale(q, scale), window)
+
+
+def _sink(sink: Sink, acc: torch.dtype) -> Sink:
+    """The sink in the accumulation dtype; infinity as the largest number, which takes every weight too."""
+    return sink.to(acc).clamp(max=torch.finfo(acc).max)
+
+
+def _positive_scale(q: Queries, scale: float | None) -> tuple[Queries, float]:
+    """Queries and a scale above 0 for the same logits: what fused kernels take, in float32."""
+    scale = _scale(q, scale)
+    if abs(scale) < 1e-30:
+        return q * scale, 1.0
+    return (q, scale) if scale > 0 else (-q, -scale)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
@@ -263,7 +294,16 @@ def _allowed(n_dest: int, n_src: int, window: int | None, device: torch.device) 
     return (src <= dest) if window is None else (src <= dest) & (src > dest - window)
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor | None, window: int | None, sink: Tensor | None) -> None:
+def _check_options(scale: float | None, window: int | None) -> None:
+    if scale is not None:
+        check_number("softmax_attention", "scale", scale)
+    check_window("softmax_attention", window)
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, window: int | None, sink: Tensor | None
+) -> None:
+    check_present("softmax_attention", q=q, k=k, v=v)
     sizes = check_axes(
         "softmax_attention",
         {
@@ -278,5 +318,4 @@ def _check(q: Tensor, k: Tensor, v: Tensor | None, window: int | None, sink: Ten
         raise KernelError(
             f"softmax_attention: {sizes['dest']} queries for {sizes['src']} keys, accepted are 1 to as many"
         )
-    if window is not None and window < 1:
-        raise KernelError(f"softmax_attention: window is {window}, accepted is None or at least 1")
+    _check_options(scale, window)

@@ -13,7 +13,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import gated_linear_attention as linear
-from kernels.checks import check_axes
+from kernels.checks import check_axes, check_present
 
 Steps = Float[Tensor, "batch seq head"]
 Inputs = Float[Tensor, "batch seq head d_head"]
@@ -25,11 +25,13 @@ def pattern(
     dt: Steps, A_log: Float[Tensor, " head"], B: Shared, C: Shared
 ) -> Float[Tensor, "batch head dest=seq src=seq"]:
     """Implied attention, signed, with dt_j inside and without D."""
+    _check(dt, A_log, B, C)
     return linear.pattern(C, B, log_decay=log_decay(dt, A_log), k_weight=dt)
 
 
 def log_decay(dt: Steps, A_log: Float[Tensor, " head"]) -> Steps:
     """-exp(A_log) dt."""
+    check_present("ssd", dt=dt, A_log=A_log)
     check_axes("ssd", {"dt": (dt, "batch seq head"), "A_log": (A_log, "head")})
     return -torch.exp(A_log.to(dt.dtype)) * dt
 
@@ -54,7 +56,8 @@ def ssd(
     Raises:
         KernelError: Shapes that disagree, an unknown form, a backend that is not available.
     """
-    _check_skip(x, D)
+    check_present("ssd", x=x)
+    _check(dt, A_log, B, C, x, D, state)
     start = None if state is None else linear.LinearState(s=state.transpose(-1, -2))
     y, end = linear.gated_linear_attention(
         C, B, x, log_decay=log_decay(dt, A_log), k_weight=dt, state=start, skip=D, form=form, backend=backend
@@ -74,12 +77,36 @@ def step(
     backend: str | None = None,
 ) -> tuple[Float[Tensor, "batch head d_head"], State]:
     """One position, constant time; `backend` as in `gated_linear_attention.step`."""
-    _check_skip(x, D)
+    check_present("ssd", x=x)
+    _check(dt, A_log, B, C, x, D, state, at="batch")
     start = None if state is None else linear.LinearState(s=state.transpose(-1, -2))
     decay = log_decay(dt[:, None], A_log)[:, 0]
     y, end = linear.step(C, B, x, log_decay=decay, k_weight=dt, state=start, backend=backend)
     return y if D is None else y + (D[:, None] * x).to(y.dtype), end.s.transpose(-1, -2)
 
 
-def _check_skip(x: Tensor, D: Tensor | None) -> None:
-    check_axes("ssd", {"D": (D, "head")}, head=x.shape[-2])
+def _check(
+    dt: Tensor,
+    A_log: Tensor,
+    B: Tensor,
+    C: Tensor,
+    x: Tensor | None = None,
+    D: Tensor | None = None,
+    state: Tensor | None = None,
+    *,
+    at: str = "batch seq",
+) -> None:
+    """Shapes in Mamba-2's names; `at` are the axes before the heads."""
+    check_present("ssd", dt=dt, A_log=A_log, B=B, C=C)
+    check_axes(
+        "ssd",
+        {
+            "dt": (dt, f"{at} head"),
+            "A_log": (A_log, "head"),
+            "x": (x, f"{at} head d_head"),
+            "B": (B, f"{at} B_group d_state"),
+            "C": (C, f"{at} C_group d_state"),
+            "D": (D, "head"),
+            "state": (state, "batch head d_head d_state"),
+        },
+    )

@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from kernels.checks import check_axes, resolve_backend, triton_unfit
+from kernels.checks import check_axes, check_present, check_shape, resolve_backend, triton_unfit
 from kernels.selective_scan import softplus_dt
 
 OPERATOR = "step_size"
@@ -26,8 +26,9 @@ def step_size(
 
     Source: Gu and Dao 2023, arXiv:2312.00752, section 3.5.
     """
-    lead = " ".join(f"axis_{n}" for n in range(raw.ndim - 1))
-    check_axes(OPERATOR, {"raw": (raw, f"{lead} step".strip()), "bias": (bias, "step")})
+    axes = check_shape(OPERATOR, "raw", raw, last="step")
+    check_present(OPERATOR, bias=bias)
+    check_axes(OPERATOR, {"raw": (raw, axes), "bias": (bias, "step")})
     unfit = triton_unfit("chunked", {}, raw, bias)
     if resolve_backend(OPERATOR, backend, raw, unfit) == "triton":
         from kernels.triton import step_size as fused

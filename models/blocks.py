@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from kernels.gated_silu import gated_silu
 from kernels.rms_norm import rms_norm
@@ -23,21 +22,30 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class _RMSNorm(torch.autograd.Function):
-    """RMSNorm with a backward pass in few passes over memory; it can be differentiated once."""
+    """RMSNorm with a backward pass in few passes over memory."""
+
+    generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        ctx, x: Float[Tensor, "*batch d"], w: Float[Tensor, " d"], eps: float
-    ) -> Float[Tensor, "*batch d"]:
+        x: Float[Tensor, "*batch d"], w: Float[Tensor, " d"], eps: float
+    ) -> tuple[Float[Tensor, "*batch d"], Float[Tensor, "*batch 1"]]:
         scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square() / x.shape[-1] + eps).rsqrt()
-        normalized = x * scale
-        ctx.save_for_backward(normalized, scale, w)
-        return normalized * w
+        return x * scale * w, scale
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Float[Tensor, "*batch d"]) -> tuple[Tensor, Tensor, None]:
-        normalized, scale, w = ctx.saved_tensors
+    def setup_context(ctx, inputs: tuple[Tensor, Tensor, float], output: tuple[Tensor, Tensor]) -> None:
+        x, w, ctx.eps = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, output[1], w)
+
+    @staticmethod
+    def backward(ctx, grad: Float[Tensor, "*batch d"], _: Tensor) -> tuple[Tensor, Tensor, None]:
+        x, scale, w = ctx.saved_tensors
+        if torch.is_grad_enabled():
+            # For a second derivative the scale has to depend on x.
+            scale = (x.square().mean(-1, keepdim=True) + ctx.eps).rsqrt()
+        normalized = x * scale
         product = grad * normalized
         along = (product @ (w / w.shape[0])).unsqueeze(-1)
         grad_x = torch.addcmul(grad * w, normalized, along, value=-1).mul_(scale)
@@ -68,7 +76,7 @@ class Norm(nn.Module):
                 return rms_norm(x, self.w, eps=self.eps, dtype=working_dtype(x))
             # On CPU the backward pass of torch's own takes twice as long.
             if x.device.type == "cpu" and torch.is_grad_enabled() and x.dtype.itemsize >= 4:
-                return _RMSNorm.apply(x, self.w, self.eps)
+                return _RMSNorm.apply(x, self.w, self.eps)[0]
             return F.rms_norm(x, self.w.shape, self.w, self.eps)
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         if self.kind == "layer":

@@ -4,6 +4,7 @@ Nothing is pickled and nothing pickled is ever loaded. `config.json` holds the c
 1`.
 """
 
+import itertools
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -133,7 +134,10 @@ def read_config(folder: str | Path) -> LanguageModelConfig:
     if not isinstance(values, dict) or "format" not in values:
         hint = ""
         if isinstance(values, dict) and "model_type" in values:
-            hint = f" (it describes a Hugging Face model of type {values['model_type']!r})"
+            hint = (
+                f" (it describes a Hugging Face model of type {values['model_type']!r}, "
+                "which models.pretrained.from_pretrained reads)"
+            )
         raise ConfigError(f'{path} has no "format" number: not a checkpoint written by this project{hint}')
     number = values.pop("format")
     if number != FORMAT:
@@ -148,8 +152,8 @@ def list_checkpoints(run_folder: str | Path) -> list[tuple[int, Path]]:
     """The checkpoints `step_<number>` of a run folder as (step, path), by step.
 
     Raises:
-        CheckpointError: no such folder, no checkpoint in it, a step folder that is not one, or checkpoints of
-            two different models (the message names one of each and what differs).
+        CheckpointError: no such folder, no checkpoint in it, a step folder that is not one, two folders of
+            one step, or checkpoints of two different models (the message names one of each and what differs).
         ConfigError: as `load_model`.
     """
     run_folder = Path(run_folder)
@@ -159,6 +163,11 @@ def list_checkpoints(run_folder: str | Path) -> list[tuple[int, Path]]:
     if not steps:
         raise CheckpointError(f"{run_folder} holds no checkpoint (no folder step_<number>)")
     steps.sort()
+    for (step, path), (later, other) in itertools.pairwise(steps):
+        if step == later:
+            raise CheckpointError(
+                f"{run_folder} has two folders of step {step}: {path.name} and {other.name}; accepted: one"
+            )
     first = read_config(steps[0][1])
     for _, path in steps[1:]:
         config = read_config(path)

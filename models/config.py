@@ -7,61 +7,12 @@ wrong type is a `ConfigError` that names the key, the value and what is accepted
 import hashlib
 import json
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Self
 
-from models.errors import ConfigError, closest
-from models.plain_config import PlainConfig
-
-
-@dataclass(frozen=True, kw_only=True)
-class RopeConfig(PlainConfig):
-    """Rotary positions.
-
-    `rotary_dim` None turns the whole head. `layout` says which entries form a pair: "half" (n, n +
-    rotary_dim/2) or "adjacent" (2n, 2n+1). `scaling` is None or a dictionary with "type": "linear"
-    (factor) · "dynamic" (factor, original_length) · "llama3" (factor, low_freq_factor,
-    high_freq_factor, original_length) · "yarn" (factor, original_length; optional beta_fast, beta_slow, ramp
-    "index"|"rotations", truncate, attention_factor).
-    """
-
-    base: float = 10000.0
-    rotary_dim: int | None = None
-    layout: Literal["half", "adjacent"] = "half"
-    scaling: dict[str, Any] | None = field(default=None, hash=False)
-
-    def _check(self) -> None:
-        self._require(self.base > 1, "base", "a number above 1")
-        self._require(
-            self.rotary_dim is None or _positive_even(self.rotary_dim), "rotary_dim", "a positive even number"
-        )
-        if self.scaling is None:
-            return
-        kind = self.scaling.get("type")
-        if kind not in ROPE_SCALING:
-            raise ConfigError(f"RopeConfig.scaling has type {kind!r}; accepted: {', '.join(ROPE_SCALING)}")
-        required, optional = ROPE_SCALING[kind]
-        for key in self.scaling:
-            if key not in ("type", *required, *optional):
-                raise ConfigError(
-                    f"RopeConfig.scaling of type {kind!r} has no key {key!r}"
-                    f"{closest(key, required + optional)}"
-                )
-        for key in required:
-            if key not in self.scaling:
-                raise ConfigError(f"RopeConfig.scaling of type {kind!r} needs the key {key!r}")
-
-
-# The keys of each kind of RoPE scaling: required, optional.
-ROPE_SCALING = {
-    "linear": (("factor",), ()),
-    "dynamic": (("factor", "original_length"), ()),
-    "llama3": (("factor", "low_freq_factor", "high_freq_factor", "original_length"), ()),
-    "yarn": (
-        ("factor", "original_length"),
-        ("beta_fast", "beta_slow", "ramp", "truncate", "attention_factor"),
-    ),
-}
+from models.errors import ConfigError
+from models.plain_config import LARGEST, PlainConfig
+from models.rope_config import RopeConfig
 
 
 class MixerConfig(PlainConfig):
@@ -83,7 +34,8 @@ class MixerConfig(PlainConfig):
 class SoftmaxAttentionConfig(MixerConfig):
     """Causal softmax attention; options: grouped keys and values, a window, a learnable sink logit.
 
-    `smeared_keys` mixes each key with the one before it, by a learnable share per key head.
+    `scale` multiplies the logits: any finite number, None is 1/sqrt(d_head). `smeared_keys` mixes each key
+    with the one before it, by a learnable share per key head.
     """
 
     kind: Literal["softmax"] = "softmax"
@@ -100,20 +52,18 @@ class SoftmaxAttentionConfig(MixerConfig):
     smeared_keys: bool = False
 
     def _check(self) -> None:
-        self._require(self.n_heads > 0, "n_heads", "a positive number")
+        self._require_sizes("n_heads", "d_head", "window")
         self._require(
             self.n_kv_heads is None or (self.n_kv_heads > 0 and self.n_heads % self.n_kv_heads == 0),
             "n_kv_heads",
             f"a divisor of n_heads = {self.n_heads}",
         )
-        self._require(self.d_head is None or self.d_head > 0, "d_head", "a positive number")
-        self._require(self.window is None or self.window > 0, "window", "a positive number or None")
-        self._require(self.d_conv >= 0, "d_conv", "0 (none) or the number of taps")
+        self._require(0 <= self.d_conv <= LARGEST, "d_conv", "0 (none) or the number of taps")
 
     def resolved(self, d_model: int) -> Self:
-        return self.replace(
-            n_kv_heads=self.n_kv_heads or self.n_heads, d_head=self.d_head or _divided(d_model, self.n_heads)
-        )
+        d_head = self.d_head or _divided(d_model, self.n_heads)
+        _check_width("n_heads * d_head", self.n_heads * d_head)
+        return self.replace(n_kv_heads=self.n_kv_heads or self.n_heads, d_head=d_head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,13 +81,14 @@ class LinearAttentionConfig(MixerConfig):
     out_bias: bool = False
 
     def _check(self) -> None:
-        self._require(self.n_heads > 0, "n_heads", "a positive number")
-        self._require(self.d_head is None or self.d_head > 0, "d_head", "a positive number")
+        self._require_sizes("n_heads", "d_head")
         self._require(self.eps >= 0, "eps", "a number of at least 0")
-        self._require(self.d_conv >= 0, "d_conv", "0 (none) or the number of taps")
+        self._require(0 <= self.d_conv <= LARGEST, "d_conv", "0 (none) or the number of taps")
 
     def resolved(self, d_model: int) -> Self:
-        return self.replace(d_head=self.d_head or _divided(d_model, self.n_heads))
+        d_head = self.d_head or _divided(d_model, self.n_heads)
+        _check_width("n_heads * d_head", self.n_heads * d_head)
+        return self.replace(d_head=d_head)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,12 +108,7 @@ class Mamba1Config(MixerConfig):
     constant_bcdt: bool = False
 
     def _check(self) -> None:
-        for name in ("d_state", "d_conv"):
-            self._require(getattr(self, name) > 0, name, "a positive number")
-        for name in ("d_inner", "dt_rank"):
-            self._require(
-                getattr(self, name) is None or getattr(self, name) > 0, name, "a positive number or None"
-            )
+        self._require_sizes("d_state", "d_conv", "d_inner", "dt_rank")
         self._require(0 < self.dt_min <= self.dt_max, "dt_min", f"above 0 and at most dt_max = {self.dt_max}")
 
     def resolved(self, d_model: int) -> Self:
@@ -192,12 +138,8 @@ class Mamba2Config(MixerConfig):
     dt_limits: tuple[float, float] | None = None
 
     def _check(self) -> None:
-        for name in ("d_state", "n_groups", "d_conv"):
-            self._require(getattr(self, name) > 0, name, "a positive number")
-        for name in ("d_inner", "d_head", "n_heads"):
-            self._require(
-                getattr(self, name) is None or getattr(self, name) > 0, name, "a positive number or None"
-            )
+        self._require_sizes("d_state", "n_groups", "d_conv", "d_inner", "d_head", "n_heads")
+        self._require(self.norm_eps >= 0, "norm_eps", "a number of at least 0")
         self._require(0 < self.dt_min <= self.dt_max, "dt_min", f"above 0 and at most dt_max = {self.dt_max}")
         self._require(
             self.dt_limits is None or self.dt_limits[0] < self.dt_limits[1], "dt_limits", "None or low < high"
@@ -206,6 +148,7 @@ class Mamba2Config(MixerConfig):
     def resolved(self, d_model: int) -> Self:
         d_inner = self.d_inner or 2 * d_model
         d_head = self.d_head or (_divided(d_inner, self.n_heads) if self.n_heads else min(64, d_inner))
+        _check_width("n_groups * d_state", self.n_groups * self.d_state)
         n_heads = self.n_heads or _divided(d_inner, d_head)
         if n_heads * d_head != d_inner:
             raise ConfigError(
@@ -237,17 +180,18 @@ class MLPConfig(PlainConfig):
     bias: bool = True
 
     def _check(self) -> None:
-        self._require(self.d_mlp > 0, "d_mlp", "a positive number")
+        self._require_sizes("d_mlp")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageModelConfig(PlainConfig):
     """A language model of `n_layers` blocks, each with its own mixer.
 
-    `out_init_scale` multiplies `init_std` for the weights that write to the residual stream; None is 1/sqrt(2
-    n_layers). `residual_in_fp32` keeps the residual stream in float32 when the weights are of a lower
-    precision. `bos` is the id of the beginning-of-sequence token that the model was trained with, None where
-    there was none.
+    `n_ctx` bounds the sequences of a model with learned positions; with RoPE or without positions it is the
+    length that the model is meant for, and longer sequences run. `out_init_scale` multiplies `init_std` for
+    the weights that write to the residual stream; None is 1/sqrt(2 n_layers). `residual_in_fp32` keeps the
+    residual stream in float32 when the weights are of a lower precision. `bos` is the id of the
+    beginning-of-sequence token that the model was trained with, None where there was none.
     """
 
     d_model: int
@@ -271,8 +215,14 @@ class LanguageModelConfig(PlainConfig):
     bos: int | None = None
 
     def _check(self) -> None:
-        for name in ("d_model", "n_layers", "d_vocab", "n_ctx"):
-            self._require(getattr(self, name) > 0, name, "a positive number")
+        self._require_sizes("d_model", "n_layers", "d_vocab", "n_ctx")
+        for name in ("norm_eps", "init_std"):
+            self._require(getattr(self, name) >= 0, name, "a number of at least 0")
+        self._require(
+            self.out_init_scale is None or self.out_init_scale >= 0,
+            "out_init_scale",
+            "None or a number of at least 0",
+        )
         self._require(-(1 << 63) <= self.seed < 1 << 63, "seed", "a number of 64 bits")
         if len(self.mixers) != self.n_layers:
             raise ConfigError(
@@ -317,14 +267,17 @@ def mixer_config(values: dict[str, Any]) -> MixerConfig:
     Raises:
         ConfigError: no "kind", an unknown one, or values that its configuration refuses.
     """
+    if not isinstance(values, dict):
+        raise ConfigError(f"a mixer needs a dictionary, not {type(values).__name__}: {values!r}")
     kind = values.get("kind")
-    if kind not in MIXER_CONFIGS:
+    if not isinstance(kind, str) or kind not in MIXER_CONFIGS:
         raise ConfigError(f"a mixer has kind {kind!r}; accepted: {', '.join(MIXER_CONFIGS)}")
     return MIXER_CONFIGS[kind].from_dict(values)
 
 
-def _positive_even(n: int) -> bool:
-    return n > 0 and n % 2 == 0
+def _check_width(name: str, width: int) -> None:
+    if width > LARGEST:
+        raise ConfigError(f"{name} is {width}; accepted: up to {LARGEST}")
 
 
 def _divided(width: int, n: int) -> int:

@@ -27,7 +27,8 @@ class HookNotFired(RuntimeError):
 def out_of_memory(error: BaseException) -> str | None:
     """One line on what could not be allocated, on the CPU or a GPU; None for errors of another kind."""
     said = " ".join(str(error).split())
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "allocate" in said):
+    too_large = "allocate" in said or "Storage size calculation overflowed" in said
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and too_large):
         return f"out of memory, a smaller model, batch or probe is needed: {said}"
     return None
 

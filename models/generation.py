@@ -28,7 +28,7 @@ def generate(
     attention the state is the cache of keys and values, which grows.
 
     Args:
-        temperature: Divides the logits; 0 takes the likeliest token.
+        temperature: Divides the logits, at least 1e-30; 0 takes the likeliest token.
         top_k: Draw from the k likeliest only.
         seed: Of the draws; None takes torch's global random state.
         stop: Ids that end a sequence. Ended sequences are filled up with the id that ended them, and
@@ -42,10 +42,10 @@ def generate(
         learned.
     """
     tokens = model.to_tokens(tokens)
-    ends = torch.tensor(sorted({stop} if isinstance(stop, int) else set(stop)), device=tokens.device)
+    drawn = stream(model, tokens, max_new_tokens, temperature=temperature, top_k=top_k, seed=seed, form=form)
+    ends = torch.tensor(_ends(stop), device=tokens.device)
     done = torch.zeros(tokens.shape[0], dtype=torch.bool, device=tokens.device)
     pieces = [tokens]
-    drawn = stream(model, tokens, max_new_tokens, temperature=temperature, top_k=top_k, seed=seed, form=form)
     for new in drawn:
         new = torch.where(done, pieces[-1][:, -1], new)
         pieces.append(new[:, None])
@@ -69,7 +69,12 @@ def stream(
 
     Each sequence goes on whatever it draws; the caller stops iterating.
     """
-    _check(model, tokens, max_new_tokens, temperature, top_k)
+    tokens = model._checked_tokens(tokens)
+    _check(model, tokens, max_new_tokens)
+    _check_draws(temperature, top_k)
+    if seed is not None and not (type(seed) is int and -(1 << 63) <= seed < 1 << 64):
+        raise ConfigError(f"seed is {seed!r}; accepted: None or a whole number of 64 bits")
+    form = None if form is None else Form.of(form)
     generator = None
     if seed is not None:
         generator = torch.Generator(tokens.device).manual_seed(seed)
@@ -103,7 +108,12 @@ def sample(
     top_k: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, " batch"]:
-    """One token for each row of logits; temperature 0 is the first of the likeliest."""
+    """One token for each row of logits; temperature 0 is the first of the likeliest.
+
+    Raises:
+        ConfigError: an option that `generate` refuses.
+    """
+    _check_draws(temperature, top_k)
     if temperature == 0:
         return logits.argmax(-1)
     logits = logits.float() / temperature
@@ -113,13 +123,33 @@ def sample(
     return torch.multinomial(logits.softmax(-1), 1, generator=generator)[:, 0]
 
 
-def _check(model: Any, tokens: Tensor, max_new_tokens: int, temperature: float, top_k: int | None) -> None:
-    if max_new_tokens < 0:
-        raise ConfigError(f"max_new_tokens is {max_new_tokens}; accepted: a number of at least 0")
-    if not 0 <= temperature < float("inf"):
-        raise ConfigError(f"temperature is {temperature}; accepted: a finite number of at least 0")
-    if top_k is not None and top_k < 1:
-        raise ConfigError(f"top_k is {top_k}; accepted: None or a positive number")
+# Logits divided by less than this overflow float32.
+COLDEST = 1e-30
+
+
+def _check_draws(temperature: float, top_k: int | None) -> None:
+    number = isinstance(temperature, (int, float)) and not isinstance(temperature, bool)
+    if not (number and (temperature == 0 or COLDEST <= temperature < float("inf"))):
+        raise ConfigError(
+            f"temperature is {temperature!r}; accepted: 0 or a finite number of at least {COLDEST:g}"
+        )
+    if top_k is not None and not (type(top_k) is int and top_k >= 1):
+        raise ConfigError(f"top_k is {top_k!r}; accepted: None or a positive whole number")
+
+
+def _ends(stop: int | Iterable[int]) -> list[int]:
+    try:
+        ids = {stop} if isinstance(stop, int) else set(stop)
+    except TypeError:
+        ids = {None}
+    if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        raise ConfigError(f"stop is {stop!r}; accepted: a token id or several")
+    return sorted(ids)
+
+
+def _check(model: Any, tokens: Tensor, max_new_tokens: int) -> None:
+    if type(max_new_tokens) is not int or max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; accepted: a whole number of at least 0")
     # The last new token is never read, so it takes no position.
     longest = tokens.shape[-1] + max(max_new_tokens - 1, 0)
     if model.config.positions == "learned" and longest > model.config.n_ctx:

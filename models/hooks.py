@@ -1,5 +1,6 @@
 """Strict hooks: a name that does not exist or does not fire in the chosen form is refused before a run."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -100,17 +101,24 @@ class StrictHooks(HookedRootModule):
         self, name: str | Callable[[str], bool], hook: Callable, dir: Literal["fwd", "bwd"]
     ) -> None:
         for own in self.select_hooks(name, self._form(None)):
-            self.hook_dict[own].add_hook(hook, dir=dir, level=self.context_level)
+            self.hook_dict[own].add_hook(_checked(hook, dir), dir=dir, level=self.context_level)
             self._hooked.add(own)
 
-    def add_hook(self, name: str | Callable[[str], bool], hook: Callable, *args: Any, **kwargs: Any) -> None:
+    def add_hook(
+        self,
+        name: str | Callable[[str], bool],
+        hook: Callable,
+        dir: Literal["fwd", "bwd"] = "fwd",
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
         """Attach a hook until `reset_hooks()`. A run in a form in which it would not fire is refused."""
         require_lens()
         names = [n for n in self.hook_dict if name(n)] if callable(name) else [self.resolve_hook(name)]
         if not names:
             raise UnknownHook("the function given as a filter selects no hook point")
         for own in names:
-            super().add_hook(own, hook, *args, **kwargs)
+            super().add_hook(own, _checked(hook, dir), dir, *args, **kwargs)
             self._hooked.add(own)
 
     @contextmanager
@@ -128,10 +136,12 @@ class StrictHooks(HookedRootModule):
 
         Args:
             fwd_hooks, bwd_hooks: Pairs of a name (or a function on names) and a function `f(tensor, hook)`.
+                What a forward one returns takes the tensor's place, in its shape and dtype; None leaves it.
             form: None is the form of the context around this one, PARALLEL where there is none.
 
         Raises:
             UnknownHook, HookNotFired: before anything runs; no hook stays attached.
+            ConfigError: in a run inside, a hook that returns another shape or dtype, or no tensor.
         """
         require_lens()
         self._open_forms.append(self._hook_form(form))
@@ -186,3 +196,27 @@ class StrictHooks(HookedRootModule):
         if own is not None:
             return own
         return -2 if name.endswith(("hook_pattern", "hook_attn_scores")) else 1
+
+
+def _checked(hook: Callable, dir: Literal["fwd", "bwd"]) -> Callable:
+    """A forward hook whose result is refused where it cannot stand for the activation."""
+    if dir != "fwd":
+        return hook
+
+    function = hook
+
+    @functools.wraps(function)
+    def checked(tensor: Tensor, hook: HookPoint) -> Tensor | None:
+        found = function(tensor, hook=hook)
+        if found is None:
+            return None
+        fits = isinstance(found, Tensor) and found.shape == tensor.shape and found.dtype == tensor.dtype
+        if not fits:
+            described = f"{list(found.shape)} {found.dtype}" if isinstance(found, Tensor) else repr(found)
+            raise ConfigError(
+                f"a hook at {hook.name!r} returned {described}; accepted: None or a tensor "
+                f"{list(tensor.shape)} {tensor.dtype}, as it was given"
+            )
+        return found
+
+    return checked

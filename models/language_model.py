@@ -1,7 +1,6 @@
 """The language model: embedding, blocks with any mixers, final norm, unembedding."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,17 +17,10 @@ from models.lens import HookPoint, attached
 from models.lens_config import LensConfig
 from models.lens_surface import LensSurface
 from models.mixers import make_mixer
+from models.model_state import ModelState, check_state
 
 RETURN_TYPES = ("logits", "loss", "both", None)
 TOKEN_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
-
-
-@dataclass(frozen=True)
-class ModelState:
-    """What a model carries between positions: each mixer's state, and how many positions were seen."""
-
-    mixers: tuple[Any, ...]
-    position: int
 
 
 class LanguageModel(LensSurface):
@@ -102,12 +94,14 @@ class LanguageModel(LensSurface):
                 that enters that layer is returned. Negative numbers count from the end.
 
         Raises:
-            ConfigError: tokens of a wrong rank, dtype or id; a sequence longer than learned positions; a form
-                or return type that does not exist.
+            ConfigError: tokens of a wrong rank, dtype or id; a sequence longer than learned positions; a
+                form, layer or return type that does not exist.
         """
         form = self._form(form)
         if return_type not in RETURN_TYPES:
             raise ConfigError(f"return_type is {return_type!r}; accepted: 'logits', 'loss', 'both', None")
+        for name, layer in (("start_at_layer", start_at_layer), ("stop_at_layer", stop_at_layer)):
+            self._check_layer(name, layer)
         self._before_run(form)
         if start_at_layer is None:
             tokens = self._checked_tokens(
@@ -117,7 +111,7 @@ class LanguageModel(LensSurface):
         else:
             if return_type in ("loss", "both"):
                 raise ConfigError("a run with start_at_layer has no tokens to compute a loss of")
-            resid = tokens
+            resid = self._checked_resid(tokens)
         layers = range(self.config.n_layers)[start_at_layer or 0 : stop_at_layer]
         for layer in layers:
             resid = self.blocks[layer](resid, lambda mixer, x: mixer(x, form))
@@ -153,6 +147,24 @@ class LanguageModel(LensSurface):
                 resid = resid + self.pos_embed.W_pos[position:stop]
         return resid.float() if self.config.residual_in_fp32 and resid.dtype.itemsize < 4 else resid
 
+    def _check_layer(self, name: str, layer: int | None) -> None:
+        n = self.config.n_layers
+        if layer is not None and not (type(layer) is int and -n <= layer <= n):
+            raise ConfigError(f"{name} is {layer!r}; accepted: None or a whole number from {-n} to {n}")
+
+    def _checked_resid(self, resid: Tensor) -> Tensor:
+        """The residual stream that a run with `start_at_layer` begins with."""
+        accepted = f"a floating-point tensor [batch seq {self.config.d_model}] with start_at_layer"
+        if not isinstance(resid, Tensor):
+            raise ConfigError(f"the residual stream is a {type(resid).__name__}; accepted: {accepted}")
+        wide = resid.ndim == 3 and resid.shape[-1] == self.config.d_model
+        if not wide or not resid.is_floating_point():
+            raise ConfigError(
+                f"the residual stream has shape {list(resid.shape)} and dtype {resid.dtype}; "
+                f"accepted: {accepted}"
+            )
+        return resid
+
     def _checked_tokens(self, tokens: Tensor, n_axes: int = 2) -> Tensor:
         axes = "[batch seq]" if n_axes == 2 else "[batch]"
         if not isinstance(tokens, Tensor):
@@ -175,7 +187,7 @@ class LanguageModel(LensSurface):
     def init_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> ModelState:
-        """The state before the first token of `batch` sequences."""
+        """The state before the first token of `batch` sequences. Raises ConfigError for a batch below 1."""
         mixers = tuple(block.attn.init_state(batch, device=device, dtype=dtype) for block in self.blocks)
         return ModelState(mixers, 0)
 
@@ -188,7 +200,8 @@ class LanguageModel(LensSurface):
     ) -> tuple[Float[Tensor, "batch d_vocab"], ModelState]:
         """Logits after one more token of each sequence, in the recurrent form.
 
-        Hooks that fire see a sequence of length 1. Raises ConfigError as `forward`.
+        Hooks that fire see a sequence of length 1. Raises ConfigError as `forward`, and for the state of
+        another model.
         """
         tokens = self._checked_tokens(tokens, n_axes=1)[:, None]
         logits, state = self._advance(tokens, state, Form.RECURRENT, "all")
@@ -218,6 +231,7 @@ class LanguageModel(LensSurface):
     def _advance(
         self, tokens: Tensor, state: ModelState, form: Form, wanted: str
     ) -> tuple[Tensor | None, ModelState]:
+        check_state(state, self.blocks)
         self._before_run(form)
         resid = self._embedded(tokens, state.position)
         after = []

@@ -268,10 +268,18 @@ class LensSurface(StrictHooks):
             value = getattr(getattr(self, home, None), name, None)
             if value is None and name == "b_U":
                 value = torch.zeros(self.cfg.d_vocab, device=self.cfg.device, dtype=self.cfg.dtype)
-            parts = [value]
-        else:
-            part = "mlp" if name in ("W_in", "W_out", "W_gate") else "attn"
-            parts = [getattr(getattr(block, part), name, None) for block in self.blocks]
-        if any(p is None for p in parts) or len({p.shape for p in parts}) > 1:
-            raise AttributeError(f"{name}: a layer of this model lacks it, or the layers differ in its shape")
-        return parts[0] if home is not None else torch.stack(parts)
+            if value is None:
+                raise AttributeError(f"{name}: this model has none")
+            return value
+        part = "mlp" if name in ("W_in", "W_out", "W_gate") else "attn"
+        parts = [getattr(getattr(block, part), name, None) for block in self.blocks]
+        for layer, value in enumerate(parts):
+            if value is None:
+                what = f"a {self.blocks[layer].attn.kind} mixer" if part == "attn" else "its MLP"
+                raise AttributeError(f"{name}: a layer of this model lacks it (layer {layer}, {what})")
+            if value.shape != parts[0].shape:
+                raise AttributeError(
+                    f"{name}: the layers differ in its shape, {list(parts[0].shape)} in layer 0 and "
+                    f"{list(value.shape)} in layer {layer}; read model.blocks[layer].{part}.{name}"
+                )
+        return torch.stack(parts)

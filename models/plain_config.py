@@ -2,12 +2,15 @@
 
 import dataclasses
 import functools
-import math
+import sys
 import types
 import typing
 from typing import Any, Literal, Self
 
 from models.errors import ConfigError, closest
+
+# The largest width or count: far above any memory, and three times it is still a size of 64 bits.
+LARGEST = 2**48
 
 
 class PlainConfig:
@@ -28,6 +31,13 @@ class PlainConfig:
             raise ConfigError(
                 f"{type(self).__name__}.{name} is {getattr(self, name)!r}; accepted: {accepted}"
             )
+
+    def _require_sizes(self, *names: str) -> None:
+        """Widths and counts: 1 to LARGEST, or None where the field may be None."""
+        for name in names:
+            value, optional = getattr(self, name), type(None) in typing.get_args(_hints(type(self))[name])
+            accepted = f"a positive number up to {LARGEST}" + (" or None" if optional else "")
+            self._require(value is None or 0 < value <= LARGEST, name, accepted)
 
     def to_dict(self) -> dict[str, Any]:
         """The configuration as JSON values (tuples become lists)."""
@@ -96,7 +106,8 @@ def _checked(value: Any, kind: Any, name: str) -> Any:
         if isinstance(value, dict):
             return dict(value)
     elif kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if math.isfinite(value):
+        # An integer may be too large for a float.
+        if abs(value) <= sys.float_info.max:
             return float(value)
     elif type(value) is kind:
         return value

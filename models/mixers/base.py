@@ -40,6 +40,7 @@ class Mixer(nn.Module, abc.ABC):
 
     Class and instance attributes:
         kind: name in the registry and in the configuration.
+        state_type: class of the state that `prefill` and `step` take and return.
         d_model, n_heads, d_head: widths. `n_heads` and `d_head` are those of `hook_z` and of
         `implied_attention`
             (Mamba-1: one head per channel, d_head 1).
@@ -51,6 +52,7 @@ class Mixer(nn.Module, abc.ABC):
     """
 
     kind: ClassVar[str]
+    state_type: ClassVar[type]
     hook_aliases: ClassVar[Mapping[str, str]] = {}
     block_aliases: ClassVar[Mapping[str, str]] = {}
 
@@ -79,20 +81,29 @@ class Mixer(nn.Module, abc.ABC):
         self, x: Float[Tensor, "batch seq d_model"], form: Form = Form.CHUNKED, state: Any | None = None
     ) -> Float[Tensor, "batch seq d_model"]:
         """The mixer's output in the chosen form."""
-        return self.evaluate(x, Form.of(form), state)[0]
+        return self.evaluate(x, Form.of(form), self._checked(state))[0]
 
     def prefill(
         self, x: Float[Tensor, "batch seq d_model"], state: Any | None, form: Form = Form.CHUNKED
     ) -> tuple[Float[Tensor, "batch seq d_model"], Any]:
         """Output of a piece of a sequence and the state that it leaves, to be continued in any form."""
-        return self.evaluate(x, Form.of(form), state)
+        return self.evaluate(x, Form.of(form), self._checked(state))
 
     def step(
         self, x: Float[Tensor, "batch d_model"], state: Any
     ) -> tuple[Float[Tensor, "batch d_model"], Any]:
         """One more position in the recurrent form."""
-        y, state = self.evaluate(x[:, None], Form.RECURRENT, state)
+        y, state = self.evaluate(x[:, None], Form.RECURRENT, self._checked(state))
         return y[:, 0], state
+
+    def _checked(self, state: Any | None) -> Any | None:
+        """The state, refused where it is another mixer's."""
+        if state is not None and not isinstance(state, self.state_type):
+            raise ConfigError(
+                f"a {self.kind} mixer's state is a {type(state).__name__}; accepted: None or a "
+                f"{self.state_type.__name__}, from init_state, prefill or step"
+            )
+        return state
 
     @abc.abstractmethod
     def implied_attention(
@@ -153,8 +164,12 @@ class Mixer(nn.Module, abc.ABC):
         Where a gate stands in the path, its mean over x is taken, and `approximation` says so.
         """
 
-    def _own(self, device: torch.device | str | None, dtype: torch.dtype | None) -> dict[str, Any]:
-        """Device and dtype of a new state: those given, else the parameters'."""
+    def _own(
+        self, batch: int, device: torch.device | str | None, dtype: torch.dtype | None
+    ) -> dict[str, Any]:
+        """Device and dtype of a new state of `batch` sequences: those given, else the parameters'."""
+        if type(batch) is not int or batch < 1:
+            raise ConfigError(f"batch is {batch!r}; accepted: a positive whole number of sequences")
         parameter = next(self.parameters())
         return {"device": device or parameter.device, "dtype": dtype or parameter.dtype}
 

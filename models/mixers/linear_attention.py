@@ -33,6 +33,7 @@ class LinearAttention(Attention):
     """
 
     kind = "linear"
+    state_type = LinearAttentionState
 
     def __init__(
         self,
@@ -134,7 +135,7 @@ class LinearAttention(Attention):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> LinearAttentionState:
         """Zero sums. They are kept in float32 or better."""
-        own = self._own(device, dtype)
+        own = self._own(batch, device, dtype)
         conv = self._conv_state(batch, own)
         own["dtype"] = torch.promote_types(own["dtype"], torch.float32)
         s = torch.zeros(batch, self.n_heads, self.d_head, self.d_head, **own)

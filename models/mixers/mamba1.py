@@ -57,6 +57,7 @@ class Mamba1(Mamba):
     """
 
     kind = "mamba1"
+    state_type = Mamba1State
     unit_names = ("layer", "state", "cluster:K")
 
     def __init__(
@@ -197,7 +198,7 @@ class Mamba1(Mamba):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Mamba1State:
         """Zeros; the scan's state is kept in float32 or better."""
-        own = self._own(device, dtype)
+        own = self._own(batch, device, dtype)
         conv = torch.zeros(batch, self.config.d_conv - 1, self.d_inner, **own)
         own["dtype"] = torch.promote_types(own["dtype"], torch.float32)
         return Mamba1State(ssm=torch.zeros(batch, self.d_inner, self.d_state, **own), conv=conv, length=0)

@@ -91,6 +91,7 @@ class Mamba2(Mamba):
     """
 
     kind = "mamba2"
+    state_type = Mamba2State
 
     def __init__(
         self, config: Mamba2Config, d_model: int, *, n_ctx: int | None = None, rope: RopeConfig | None = None
@@ -231,7 +232,7 @@ class Mamba2(Mamba):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> Mamba2State:
         """Zeros; the scan's state is kept in float32 or better."""
-        own = self._own(device, dtype)
+        own = self._own(batch, device, dtype)
         conv = torch.zeros(batch, self.config.d_conv - 1, sum(self._conv_widths), **own)
         own["dtype"] = torch.promote_types(own["dtype"], torch.float32)
         ssm = torch.zeros(batch, self.n_heads, self.d_head, self.d_state, **own)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from kernels import softmax_attention as kernel
 from kernels.softmax_attention import KVState
 from models.config import RopeConfig, SoftmaxAttentionConfig
+from models.errors import ConfigError
 from models.form import Form
 from models.mixers.attention import Attention
 from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, has_hooks
@@ -45,6 +46,7 @@ class SoftmaxAttention(Attention):
     """
 
     kind = "softmax"
+    state_type = SoftmaxState
 
     def __init__(
         self,
@@ -162,6 +164,11 @@ class SoftmaxAttention(Attention):
     def _extended(self, k: Tensor, v: Tensor, kv: KVState | None) -> KVState:
         if kv is None:
             return KVState(k=k, v=v, length=k.shape[1])
+        if (kv.k.shape[0], *kv.k.shape[2:]) != (k.shape[0], *k.shape[2:]):
+            raise ConfigError(
+                f"the cache holds keys {list(kv.k.shape)} [batch seq head d_head]; accepted: "
+                f"[{k.shape[0]} seq {k.shape[2]} {k.shape[3]}], as the new ones"
+            )
         return KVState(k=torch.cat((kv.k, k), 1), v=torch.cat((kv.v, v), 1), length=kv.length + k.shape[1])
 
     def _trimmed(self, kv: KVState) -> KVState:
@@ -204,7 +211,7 @@ class SoftmaxAttention(Attention):
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
     ) -> SoftmaxState:
         """An empty key/value cache."""
-        own = self._own(device, dtype)
+        own = self._own(batch, device, dtype)
         kv = kernel.empty_state(batch, self.n_kv_heads, self.d_head, self.d_head, **own)
         smear = None if self.smear is None else torch.zeros(batch, self.n_kv_heads, self.d_head, **own)
         return SoftmaxState(kv=kv, conv=self._conv_state(batch, own), smear=smear)

@@ -263,3 +263,27 @@ def test_edges_outside_the_batch_are_refused():
         e = Edges(batch=torch.tensor([batch]), dest=torch.tensor([dest]), src=torch.tensor([0]))
         with pytest.raises(KernelError, match="accepted are below 2 and 5"):
             edges.softmax_edges(x["q"], x["k"], x["v"], e)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, e: Edges(batch=[0], dest=e.dest, src=e.src), "batch is a list"),
+        (lambda x, e: Edges(batch=e.batch, dest=e.dest, src=None), "src is a NoneType"),
+        (lambda x, e: edges.softmax_edges(x, x, x, None), "edges is a NoneType"),
+        (lambda x, e: edges.softmax_edges(None, x, x, e), "q is None"),
+        (lambda x, e: edges.softmax_edges(x, x, x, e, window=1.5), "window is 1.5"),
+        (lambda x, e: edges.linear_edges(x, x, x[0], e), "v has shape"),
+        (lambda x, e: edges.linear_edges(x + 0j, x, x, e), "q has dtype torch.complex64"),
+        (lambda x, e: edges.linear_weights(x, x, e, n_heads=4, scale=float("nan")), "scale is nan"),
+        (lambda x, e: edges.softmax_weights(x, x, e, x[..., 0], scale="1"), "scale is '1'"),
+        (lambda x, e: edges.scan_edges(x, x, x, x, x, e), "dt has shape"),
+        (lambda x, e: edges.conv_taps(x[0, 0, 0], shape=(2, 5)), "weight has shape"),
+        (lambda x, e: edges.abs_row_sum(lambda rows: x, 5, rows=0), "rows is 0"),
+    ],
+)
+def test_inputs_and_options_are_checked(call, message):
+    one = torch.tensor([1])
+    with pytest.raises(KernelError) as error:
+        call(torch.ones(2, 5, 4, 3), Edges(batch=one, dest=one, src=one))
+    assert message in str(error.value)

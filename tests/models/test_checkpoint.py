@@ -165,7 +165,8 @@ def test_config_that_is_not_ours(saved):
     path.write_text('{"format": 1, ')
     assert "cannot be read as JSON" in refusal(lambda: load_model(folder))
     path.write_text('{"model_type": "gpt2"}')
-    assert "Hugging Face model of type 'gpt2'" in refusal(lambda: load_model(folder), ConfigError)
+    message = refusal(lambda: load_model(folder), ConfigError)
+    assert "Hugging Face model of type 'gpt2', which models.pretrained.from_pretrained reads" in message
     path.write_text("[]")
     assert 'no "format" number' in refusal(lambda: load_model(folder), ConfigError)
 
@@ -328,6 +329,15 @@ def test_list_checkpoints(tmp_path):
     shutil.rmtree(run / "step_00000030")
     (run / "step_00000040").mkdir()
     assert "step_00000040 is empty" in refusal(lambda: list_checkpoints(run))
+
+
+def test_two_folders_of_one_step_are_refused(saved):
+    _, folder = saved
+    run = folder.parent / "run"
+    for name in ("step_12", "step_00000012", "step_00000013"):
+        shutil.copytree(folder, run / name)
+    message = refusal(lambda: list_checkpoints(run))
+    assert "two folders of step 12: step_00000012 and step_12" in message
 
 
 def test_a_run_folder_is_not_a_checkpoint(tmp_path):

@@ -8,6 +8,7 @@ import pytest
 
 from models import ConfigError, LanguageModelConfig, RopeConfig, SoftmaxAttentionConfig
 from models.config import MIXER_CONFIGS, Mamba2Config, mixer_config
+from models.errors import out_of_memory
 from models.form import Form
 
 
@@ -54,6 +55,21 @@ def test_configs_are_frozen_and_keyword_only():
         ({"rope": {"base": 10000.0, "layuot": "half"}}, "no key 'layuot'; did you mean layout?"),
         ({"rope": {"scaling": {"type": "yarn", "factor": 2}}}, "needs the key 'original_length'"),
         ({"rope": {"scaling": {"type": "ntk"}}}, "type 'ntk'; accepted: linear"),
+        ({"rope": {"scaling": {"type": ["yarn"]}}}, "type ['yarn']; accepted: linear"),
+        ({"d_model": 10**20}, "d_model is 100000000000000000000; accepted: a positive number up to"),
+        ({"norm_eps": 10**400}, "accepted: a finite number"),
+        ({"norm_eps": -1e-5}, "norm_eps is -1e-05; accepted: a number of at least 0"),
+        ({"init_std": -0.02}, "init_std is -0.02; accepted: a number of at least 0"),
+        ({"out_init_scale": -1.0}, "out_init_scale is -1.0; accepted: None or a number of at least 0"),
+        ({"mixers": [{"kind": ["softmax"]}] * 2}, "a mixer has kind ['softmax']; accepted: softmax"),
+        ({"mixers": [{"kind": "softmax", "n_heads": 2, "window": 1.5}] * 2}, "window is 1.5; accepted: int"),
+        ({"mixers": [{"kind": "softmax", "n_heads": 2, "window": True}] * 2}, "window is True; accepted"),
+        ({"mixers": [{"kind": "softmax", "n_heads": 2, "window": 0}] * 2}, "window is 0; accepted"),
+        ({"mixers": [{"kind": "softmax", "n_heads": 2, "scale": float("nan")}] * 2}, "a finite number"),
+        ({"mixers": [{"kind": "mamba2", "norm_eps": -1.0}] * 2}, "norm_eps is -1.0; accepted: a number"),
+        ({"mixers": [{"kind": "mamba1", "d_state": 2**60}] * 2}, "d_state is 1152921504606846976; accepted"),
+        ({"mixers": [{"kind": "softmax", "n_heads": 2**40, "d_head": 2**40}] * 2}, "n_heads * d_head is"),
+        ({"mixers": [{"kind": "mamba2", "n_groups": 2**40, "d_state": 2**40}] * 2}, "n_groups * d_state is"),
     ],
 )
 def test_what_is_refused_is_named(change, message):
@@ -62,6 +78,43 @@ def test_what_is_refused_is_named(change, message):
         LanguageModelConfig.from_dict(values)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+LINEAR = {"type": "linear"}
+LLAMA3 = {"type": "llama3", "factor": 8.0, "original_length": 64}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+YARN = {"type": "yarn", "factor": 4.0, "original_length": 16}
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        *[
+            (LINEAR | {"factor": bad}, f"factor = {bad!r}; accepted: a finite number above 0")
+            for bad in (0, -2.0, float("nan"), float("inf"), "8", True, None)
+        ],
+        (LLAMA3 | {"low_freq_factor": 5.0}, "low_freq_factor = 5.0; accepted: a number below"),
+        (LLAMA3 | {"high_freq_factor": 1.0}, "below high_freq_factor = 1.0"),
+        (YARN | {"beta_fast": 0.5}, "beta_slow = 1.0; accepted: a number below beta_fast = 0.5"),
+        (YARN | {"beta_slow": 0}, "beta_slow = 0; accepted: a finite number above 0"),
+        (YARN | {"attention_factor": -1.0}, "attention_factor = -1.0"),
+        (YARN | {"truncate": 1}, "truncate = 1; accepted: true or false"),
+        *[
+            (YARN | {"original_length": bad}, f"original_length = {bad!r}; accepted: a positive whole number")
+            for bad in (0, -4, 1.5, "64", True)
+        ],
+        (LINEAR | {"factor": 2.0, 3: 4}, "has no key 3"),
+    ],
+)
+def test_values_of_rope_scaling_are_checked(scaling, message):
+    with pytest.raises(ConfigError) as error:
+        RopeConfig(scaling=scaling)
+    assert message in str(error.value)
+
+
+def test_a_mixer_needs_a_dictionary():
+    with pytest.raises(ConfigError, match="a mixer needs a dictionary, not list"):
+        mixer_config([1])
 
 
 def test_resolved_fills_in_default_widths():
@@ -81,6 +134,12 @@ def test_every_kind_round_trips_on_its_own():
 def test_rope_scaling_is_kept_as_given():
     scaling = {"type": "yarn", "factor": 4.0, "original_length": 16, "ramp": "rotations"}
     assert RopeConfig.from_dict(RopeConfig(scaling=scaling).to_dict()).scaling == scaling
+
+
+def test_sizes_that_overflow_are_out_of_memory():
+    error = RuntimeError("Storage size calculation overflowed with sizes=[3458764513820540928, 64]")
+    assert out_of_memory(error).startswith("out of memory, a smaller model")
+    assert out_of_memory(RuntimeError("something else")) is None
 
 
 def test_form_by_name():

@@ -102,11 +102,24 @@ def test_options_are_checked():
         ({"max_new_tokens": 1, "temperature": -1.0}, "temperature is -1.0"),
         ({"max_new_tokens": 1, "temperature": float("nan")}, "temperature is nan"),
         ({"max_new_tokens": 1, "top_k": 0}, "top_k is 0"),
+        ({"max_new_tokens": 1.5}, "max_new_tokens is 1.5"),
+        ({"max_new_tokens": "3"}, "max_new_tokens is '3'"),
+        ({"max_new_tokens": 1, "temperature": 1e-45}, "temperature is 1e-45; accepted: 0 or a finite number"),
+        ({"max_new_tokens": 1, "temperature": "1"}, "temperature is '1'"),
+        ({"max_new_tokens": 1, "temperature": None}, "temperature is None"),
+        ({"max_new_tokens": 1, "top_k": 1.5}, "top_k is 1.5"),
+        ({"max_new_tokens": 1, "top_k": True}, "top_k is True"),
+        ({"max_new_tokens": 1, "seed": 1.5}, "seed is 1.5"),
+        ({"max_new_tokens": 1, "seed": 2**64}, "seed is 18446744073709551616"),
+        ({"max_new_tokens": 1, "stop": 2.5}, "stop is 2.5"),
+        ({"max_new_tokens": 1, "stop": ["a"]}, "stop is ['a']"),
+        ({"max_new_tokens": 1, "form": "fast"}, "form is 'fast'"),
         ({"max_new_tokens": 21}, "take 25 positions; this model has learned 24"),
     ]:
         with pytest.raises(ConfigError) as error:
             model.generate(TOKENS, **options)
         assert message in str(error.value)
     assert model.generate(TOKENS, 20, seed=0).shape == (2, 25)
+    assert torch.equal(model.generate(TOKENS, 3, temperature=1e-30), model.generate(TOKENS, 3, temperature=0))
     with pytest.raises(ConfigError, match="out of range"):
         model.generate(TOKENS + 20, 1)

@@ -255,3 +255,28 @@ def test_a_filter_can_be_a_function_names_or_nothing():
         cache["z", 0]
     _, plain = model.run_with_cache(TOKENS, names_filter="hook_embed", return_cache_object=False)
     assert type(plain) is dict and list(plain) == ["hook_embed"]
+
+
+@pytest.mark.parametrize(
+    ("result", "described"),
+    [
+        (lambda t: t[:, :1], "[2, 1, 2, 8] torch.float64"),
+        (lambda t: t[:1], "[1, 9, 2, 8] torch.float64"),
+        (lambda t: t.float(), "[2, 9, 2, 8] torch.float32"),
+        (lambda t: 0.0, "0.0"),
+    ],
+)
+@torch.no_grad()
+def test_a_hook_that_returns_another_shape_or_dtype_is_refused(result, described):
+    model = language_models.build("softmax")
+    name = "blocks.0.attn.hook_z"
+    hooks = [(name, lambda t, hook: result(t))]
+    message = f"at '{name}' returned {described}; accepted: None or a tensor [2, 9, 2, 8] torch.float64"
+    with pytest.raises(ConfigError) as error:
+        model.run_with_hooks(TOKENS, fwd_hooks=hooks)
+    assert message in str(error.value) and hooked(model) == []
+    model.add_hook(*hooks[0])
+    with pytest.raises(ConfigError, match="a hook at 'blocks.0.attn.hook_z' returned"):
+        model(TOKENS)
+    model.reset_hooks()
+    assert hooked(model) == []

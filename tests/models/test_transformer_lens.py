@@ -191,7 +191,7 @@ def test_stacked_weights_and_directions():
     direction = model.tokens_to_residual_directions(3)
     normalized = cache["ln_final.hook_normalized"]
     assert_close(normalized @ direction + model.logit_bias[3], logits[..., 3], **EXACT)
-    with pytest.raises(AttributeError, match="W_Q: a layer of this model lacks it"):
+    with pytest.raises(AttributeError, match=r"W_Q: a layer of this model lacks it \(layer 0, a mamba1"):
         run("hybrid")[0].W_Q  # noqa: B018
     with pytest.raises(AttributeError, match="no attribute 'W_Z'"):
         model.W_Z  # noqa: B018

@@ -95,3 +95,20 @@ def test_matching_sums_of_several_tiles(seq, window, kind, tiles):
     assert expected.abs().max() > 1e-3
     found = softmax_matches(q, k, dest, src, window=window)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [-0.7, 0.0])
+def test_scales_of_any_sign_through_the_public_operator(scale):
+    torch.manual_seed(0)
+    inputs = {name: torch.randn(1, 20, 2, 16) for name in "qkv"}
+    found, expected = (
+        gradients(lambda q, k, v, b=backend: softmax.softmax_attention(q, k, v, scale=scale, backend=b),
+                  inputs, wide=backend == "torch")
+        for backend in ("triton", "torch")
+    )  # fmt: skip
+    for name, reference in expected.items():
+        assert (found[name] - reference).abs().max() < BOUND, name
+    state = softmax.KVState(k=inputs["k"], v=inputs["v"], length=20)
+    new = [inputs[name][:, :1] for name in "qkv"]
+    found, expected = (softmax.step(*new, state, scale=scale, backend=b)[0] for b in ("triton", "torch"))
+    assert (found - expected).abs().max() < BOUND
