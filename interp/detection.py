@@ -25,6 +25,7 @@ from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
 from interp.records import SCORES, AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LanguageModelSubject, LayerView, Subject
+from interp.whole import is_whole
 
 # Of sequences, windows, tokens in a period, repeats.
 MOST = 100_000
@@ -62,7 +63,8 @@ def detect(
             weights. What is left out is None in the records.
         period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By
             default 16 sequences of 25 x 4 (losses: 32 of 50 x 2), shrunk (and noted) where vocabulary or
-            context demand it.
+            context demand it, and for a run folder to the length of its training sequences. A model in memory
+            does not know that length: its probe may be longer, as a note says.
         mamba_units: `layer` (default), `state` or `cluster:K` as the units of Mamba-1 layers.
         bos: `auto` for the model's own; an id; or None for none.
         text: File or folder to take text windows from; by default the run's evaluation windows, and for
@@ -86,11 +88,15 @@ def detect(
     wanted = _checked_scores(scores)
     least = {"n_sequences": (n_sequences, 1), "period": (period, 1), "repeats": (repeats, 2)}
     for name, (value, lowest) in {**least, "n_windows": (n_windows, 1)}.items():
-        if value is not None and not lowest <= value <= MOST:
-            raise DetectionError(f"{name} {value}; accepted: None or a number from {lowest} to {MOST:,}")
+        if value is not None and not (is_whole(value) and lowest <= value <= MOST):
+            raise DetectionError(
+                f"{name} {value}; accepted: None or a whole number from {lowest} to {MOST:,}"
+            )
     # The loss curves take the next seed.
-    if not 0 <= seed < (1 << 63) - 1:
-        raise DetectionError(f"seed {seed}; accepted: 0 or a positive number below 2^63 - 1")
+    if not is_whole(seed) or not 0 <= seed < (1 << 63) - 1:
+        raise DetectionError(f"seed {seed}; accepted: 0 or a positive number below 2^63 - 1, a whole one")
+    if not is_whole(n_maps) or n_maps < 0:
+        raise DetectionError(f"n_maps {n_maps}; accepted: 0 or a positive whole number")
     source = open_source(target, device=_checked_device(device), bos=bos, steps=steps, via=via)
     missing: list[int] = []
     chosen = list(source.at_steps(steps, missing if source.lenient else None))
@@ -179,7 +185,15 @@ def _planned(
         raise DetectionError(
             f"mamba_units {mamba_units!r} for layers of {kinds}; accepted: only with Mamba-1 layers"
         )
-    return make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+    plan = make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+    chosen = any(probe[name] is not None for name in ("period", "repeats", "trained"))
+    if chosen or not isinstance(subject, LanguageModelSubject) or subject.origin is not None:
+        return plan
+    note = (
+        f"probe of {plan.probe.tokens.shape[1]} tokens, as the context allows: the length of the training "
+        "sequences is not known here (a run folder tells it), and positions beyond it were not trained"
+    )
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
 def _with_causal_choice(subject: Subject, plan: Plan, wanted: frozenset[str], *, asked: bool) -> Plan:

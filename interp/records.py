@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from interp.displayed import Displayed
+from interp.errors import InterventionError
 
 FORMAT = 1
 # What `--scores` accepts. Prefix matching and previous token are always read: the rest is called by them.
@@ -50,7 +51,7 @@ class HeadScore(Displayed, display="head"):
     weights are: `none` (the pattern itself), `abs_row` (absolute value over the row's sum) or `contribution`
     (norm of the contribution vector over the row's sum). `copying` is the logit score 4r-1, without BOS among
     the sources where the probe has one. `prefix_matching_by_sequence` holds the values that the mean is taken
-    over.
+    over. `unit_key` is what ablation and the other interventions take; they take the record itself too.
 
     The causal test (`interp.induction_test`; None where it was not made in this reading):
     `offset_effect_nats` is what cutting the unit's edges at its strongest offset costs above random edges
@@ -98,6 +99,20 @@ class HeadScore(Displayed, display="head"):
     prefix_matching_by_sequence: tuple[float, ...] = ()
 
     SAMPLES: ClassVar[tuple[str, ...]] = ("prefix_matching_by_sequence",)
+
+    @property
+    def unit_key(self) -> tuple[int, int | None]:
+        """(layer, head) as interventions count heads: (layer, None) for a whole layer, whose `head` reads 0.
+
+        Raises:
+            InterventionError: a state index or a cluster of channels, which no intervention takes out.
+        """
+        if self.unit not in ("head", "layer"):
+            raise InterventionError(
+                f"the record is of {self.unit} {self.head} of layer {self.layer}; accepted: records of heads "
+                "and of whole layers, or pairs (layer, head)"
+            )
+        return self.layer, None if self.unit == "layer" else self.head
 
 
 @dataclass(frozen=True, kw_only=True)
