@@ -219,6 +219,14 @@ class DetectionReport(Displayed, display="report"):
         raise ValueError(f"no checkpoint at step {step}; there are: {steps}")
 
 
+def begins_below_chance(curve: Mapping[str, Any] | None) -> bool:
+    """Whether a curve's onset is that of a climb towards chance; see `interp.transition.Transition`."""
+    if curve is None or curve.get("chance") is None:
+        return False
+    above = curve.get("above_chance_from_step")
+    return above is None or above > curve["onset_step"][1]
+
+
 def to_plain(record: Any, *, samples: bool = False) -> Any:
     """A record as dicts, lists and scalars that JSON holds exactly; a float that is not finite is refused."""
     if record is None or type(record) in (int, str, bool):
@@ -251,8 +259,11 @@ def to_json_lines(records: Iterable[Any]) -> str:
     return "".join(json.dumps(to_plain(record), allow_nan=False) + "\n" for record in records)
 
 
-def rows(report: DetectionReport) -> list[dict[str, Any]]:
-    """One flat dict for each (step, layer, head, reading): the checkpoint's numbers beside the head's."""
+def rows(report: DetectionReport, *, lists: bool = False) -> list[dict[str, Any]]:
+    """One flat dict for each (step, layer, head, reading): the checkpoint's numbers beside the head's.
+
+    `cut_by_offset_nats`, from `cut_first_offset` on, is text with spaces between, or with `lists` a list.
+    """
     table = []
     for checkpoint in report.checkpoints:
         shared = to_plain(checkpoint)
@@ -264,7 +275,8 @@ def rows(report: DetectionReport) -> list[dict[str, Any]]:
             offsets = own.pop("weight_by_offset")
             own |= {f"weight_at_offset_{offset}": value for offset, value in enumerate(offsets, start=1)}
             cuts = own.pop("cut_by_offset_nats")
-            own["cut_by_offset_nats"] = " ".join(f"{value:.6g}" for value in cuts) if cuts else None
+            joined = cuts if lists else " ".join(f"{value:.6g}" for value in cuts)
+            own["cut_by_offset_nats"] = joined or None
             table.append({"step": checkpoint.step, **own, **shared})
     return table
 

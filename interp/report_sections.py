@@ -9,7 +9,7 @@ from interp.figures.attention_map import MOST_LABELS, MOST_SMALL
 from interp.figures.score_matrix import SCORES
 from interp.figures.token_text import visible
 from interp.figures.unit_name import READINGS, several_readings, unit_name
-from interp.records import DetectionReport, HeadScore
+from interp.records import DetectionReport, HeadScore, begins_below_chance
 from interp.report_figures import FigureSet, cuts, losses, maps, matrices, offsets, phase
 from interp.report_terms import TERMS
 from interp.report_text import finding, signed
@@ -126,7 +126,11 @@ def transition_table(report: DetectionReport) -> str:
         width = f"{curve['width_10_90_steps']:,.0f}"
         support = curve.get("support")
         model = escaped(curve.get("model", "–")) + ("" if curve.get("complete", True) else ", still changing")
-        cells = [_between(curve["onset_step"]), _between(curve.get("onset_interval")), midpoint]
+        above = ""
+        if begins_below_chance(curve):
+            from_step = curve["above_chance_from_step"]
+            above = " (below chance; above it " + ("never)" if from_step is None else f"from {from_step:,})")
+        cells = [_between(curve["onset_step"]) + above, _between(curve.get("onset_interval")), midpoint]
         cells += [_between(curve.get("midpoint_interval")), width, number(curve.get("change")), model]
         rows.append(("", [name, *cells[:-1], cells[-1] + ("" if support is None else f", {support:.0%}")]))
     head = [

@@ -5,7 +5,7 @@ from typing import Any
 
 from interp.figures.unit_name import several_readings, unit_name
 from interp.head_scores import MIN_PREFIX_MATCHING
-from interp.records import DetectionReport, HeadScore
+from interp.records import DetectionReport, HeadScore, begins_below_chance
 
 CURVES = {
     "prefix_matching": "prefix matching",
@@ -96,11 +96,19 @@ def transition_sentences(report: DetectionReport) -> list[str]:
             "No phase transition: the order gain has no step beyond noise "
             "and drift."
         ]
-    there = [(name, found[key]["onset_step"]) for key, name in CURVES.items() if found.get(key) is not None]
-    (name, interval), *others = there
-    parts = [f"{name[0].upper()}{name[1:]} sets in between {steps_between(interval)}"]
-    parts += [f"{name} between {steps_between(interval)}" for name, interval in others]
-    sentences = [", ".join(parts) + "."]
+    # A rise that begins below chance is no onset of matching: it has a sentence of its own.
+    low = begins_below_chance(found.get("prefix_matching"))
+    sentences = [below_chance_sentence(found["prefix_matching"])] if low else []
+    there = [
+        (name, found[key]["onset_step"])
+        for key, name in CURVES.items()
+        if found.get(key) is not None and not (low and key == "prefix_matching")
+    ]
+    if there:
+        (name, interval), *others = there
+        parts = [f"{name[0].upper()}{name[1:]} sets in between {steps_between(interval)}"]
+        parts += [f"{name} between {steps_between(interval)}" for name, interval in others]
+        sentences.append(", ".join(parts) + ".")
     absent = [name for key, name in CURVES.items() if found.get(key) is None]
     if absent:
         text, verb = " and ".join(absent), "has" if len(absent) == 1 else "have"
@@ -108,10 +116,26 @@ def transition_sentences(report: DetectionReport) -> list[str]:
     return sentences + ([lead_sentence(found)] if found.get("lead_steps") is not None else [])
 
 
+def below_chance_sentence(curve: Mapping[str, Any]) -> str:
+    """What is said of prefix matching whose rise begins below chance."""
+    above = curve["above_chance_from_step"]
+    until = "it stays there" if above is None else f"it is above chance from step {above:,}"
+    return (
+        f"Prefix matching begins to rise between {steps_between(curve['onset_step'])}, below chance "
+        f"({signed(curve['chance'], 3)}); {until}."
+    )
+
+
 def lead_sentence(found: Mapping[str, Any]) -> str:
-    """Which of two curves changed first, with the interval; or that it cannot be told."""
+    """Which of two curves changed first, with the interval; or that it cannot be told.
+
+    An onset that lies below chance leads nothing.
+    """
     low, high = found["lead_steps"]
     first, second = found.get("lead_of") or ("prefix_matching", "in_context_learning")
+    if "prefix_matching" in (first, second) and begins_below_chance(found["prefix_matching"]):
+        other = CURVES[second if first == "prefix_matching" else first]
+        return f"No lead of prefix matching over {other} is read, as its rise begins below chance."
     if low <= 0 <= high:
         return (
             f"Which of {CURVES[first]} and {CURVES[second]} came first cannot be told at these checkpoints "

@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from interp.records import CheckpointScores, DetectionReport, HeadScore
+from interp.records import CheckpointScores, DetectionReport, HeadScore, begins_below_chance
 
 WIDTH = 100
 # As in interp.head_scores, which would bring torch with it.
@@ -141,8 +141,13 @@ def _transition(transition: Mapping[str, Any] | None) -> list[str]:
             f"{found['midpoint_step']:.0f}, "
             f"10-90 width {found['width_10_90_steps']:.0f}"
         )
+        if begins_below_chance(found):
+            above = found["above_chance_from_step"]
+            until = "stays below" if above is None else f"above it from step {above}"
+            lines.append(f"  (the rise begins below chance, {until}: no onset of matching, and no lead)")
     lead = transition.get("lead_steps")
-    if lead is not None:
+    below = begins_below_chance(transition.get("prefix_matching"))
+    if lead is not None and not (below and "prefix_matching" in (transition.get("lead_of") or ())):
         first, second = transition.get("lead_of") or ("the first", "the second")
         names = f"{first.replace('_', ' ')} over {second.replace('_', ' ')}"
         lines.append(f"Lead of {names}: {lead[0]:.0f} to {lead[1]:.0f} steps")

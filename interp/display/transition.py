@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from interp.display.page import first_rows
 from interp.phase_transition import MIN_CHANGE, PhaseTransition
-from interp.report_text import CURVES, lead_sentence, steps_between
+from interp.records import begins_below_chance
+from interp.report_text import CURVES, below_chance_sentence, lead_sentence, steps_between
 from interp.transition import Transition
 
 
@@ -25,6 +26,9 @@ def words(found: PhaseTransition | Transition) -> list[str]:
         text = text[0].upper() + text[1:]
         if curve is None:
             sentences.append(f"{text} has no transition.")
+            continue
+        if begins_below_chance(curve.to_dict()):
+            sentences.append(below_chance_sentence(curve.to_dict()))
             continue
         between = steps_between(curve.onset_step)
         sentences.append(f"{text} sets in between {between}, midpoint {curve.midpoint_step:,.0f}.")
