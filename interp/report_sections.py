@@ -144,7 +144,8 @@ def transition_table(report: DetectionReport) -> str:
         "model, bootstrap support",
     ]
     method = f'<p class="lede" style="margin-top:12px">Method: {escaped(found.get("method", ""))}.</p>'
-    return table(head, rows) + f"<details><summary>How transitions are found</summary>{method}</details>"
+    drawn = f'<div class="transitions">{table(head, rows)}</div>'
+    return drawn + f"<details><summary>How transitions are found</summary>{method}</details>"
 
 
 def matrix_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
@@ -216,9 +217,9 @@ def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
         parts.append(figure(name, run, text))
     if (name := cuts(figures, report, f"{run}-cuts")) is not None:
         text = (
-            "<b>Causal offset profile</b>: what the predicted tokens lose when a unit's edges at an "
-            "offset from the "
-            "earlier copy are cut; dotted: as many random edges."
+            "<b>Causal offset profile</b>: what the predicted tokens lose when a unit's edges at an offset "
+            "from the earlier copy are cut; dotted: as many random edges, not subtracted here (the units' "
+            "table has the difference, as effect)."
         )
         parts.append(figure(name, run, text))
     return f'<h2>Position and offset</h2><div class="grid wide">{"".join(parts)}</div>' if parts else ""
@@ -235,20 +236,25 @@ def head_table(report: DetectionReport) -> str:
         "prefix matching",
         "chance",
         "previous token",
-        "copying edge",
+        "offset",
+        "effect: cut − random (nats)",
+        "copying at offset",
+        "copying at +1",
         "copying logit",
-        "copying eigenvalue",
+        "copying eigen&shy;value",
+        "induction",
     ]
-    head += ["offset", "effect (nats)", "induction"]
     rows = [_head_row(unit, with_reading) for unit in heads]
     shown = table(head, rows[:N_HEADS_SHOWN])
     at = f"Step {report.checkpoints[-1].step:,}, strongest first; ± one standard error over sequences."
+    if any(unit.decided_by == "causal" for unit in heads):
+        at += " Effect and copying at the offset decide: of the mixer's own reading, whose edges were cut."
     rest = ""
     if len(rows) > N_HEADS_SHOWN:
         rest = (
             f"<details><summary>All {len(rows)} units</summary>{table(head, rows[N_HEADS_SHOWN:])}</details>"
         )
-    return f'<h2>Units</h2><p class="lede">{at}</p>{shown}{rest}'
+    return f'<div class="units"><h2>Units</h2><p class="lede">{at}</p>{shown}{rest}</div>'
 
 
 def _head_row(unit: HeadScore, with_reading: bool) -> tuple[str, list[str]]:
@@ -262,11 +268,12 @@ def _head_row(unit: HeadScore, with_reading: bool) -> tuple[str, list[str]]:
         with_error(unit.prefix_matching, unit.prefix_matching_se),
         number(unit.prefix_matching_chance, 3),
         with_error(unit.previous_token, unit.previous_token_se),
+        f"{unit.offset:+d}",
+        with_error(unit.offset_effect_nats, unit.offset_effect_se_nats),
+        number(unit.copying_offset),
         with_error(unit.copying_edge, unit.copying_edge_se),
         number(unit.copying),
         number(unit.copying_eigenvalue),
-        f"{unit.offset:+d}",
-        number(unit.offset_effect_nats),
         "yes" if unit.is_induction else "–",
     ]
 

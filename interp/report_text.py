@@ -44,7 +44,7 @@ def heads_sentence(report: DetectionReport) -> str:
         chance = signed(best.prefix_matching_chance)
         return (
             f"No induction head{at}: the strongest unit, {name}, has prefix matching {score} "
-            f"(chance {chance}){_failed(best)}."
+            f"(chance {chance}){_failed(best, last.heads)}."
         )
     named = [
         f"{unit_name(head, with_reading=with_reading)} ({signed(head.prefix_matching)})"
@@ -66,12 +66,18 @@ def _each_once(heads: Iterable[HeadScore]) -> list[HeadScore]:
     return list(kept.values())
 
 
-def _failed(head: HeadScore) -> str:
-    """What a unit that matches prefixes lacks, where it is copying."""
-    if head.prefix_matching < MIN_PREFIX_MATCHING or head.copying_edge is None or head.copying_edge > 0:
+def _failed(head: HeadScore, heads: Iterable[HeadScore]) -> str:
+    """What a unit that matches prefixes lacks, where it is copying: of the edges that were cut, or at +1."""
+    if head.prefix_matching < MIN_PREFIX_MATCHING:
         return ""
-    rest = "" if head.decided_by == "causal" else ", and no causal test was made"
-    return f", but copies too weakly to be called one (copying {signed(head.copying_edge)}, 0 is asked{rest})"
+    copying, where = head.copying_edge, ", and no causal test was made"
+    if head.decided_by == "causal":
+        same = [h for h in heads if (h.layer, h.head) == (head.layer, head.head)]
+        own = [h for h in same if h.copying_offset is not None]
+        copying, where = (own[0].copying_offset, f" at offset {own[0].offset:+d}") if own else (None, "")
+    if copying is None or copying > 0:
+        return ""
+    return f", but copies too weakly to be called one (copying {signed(copying)}, 0 is asked{where})"
 
 
 def previous_token_sentence(report: DetectionReport) -> str | None:

@@ -26,9 +26,13 @@ def print_report(report: DetectionReport, *, top: int = 12, file: TextIO | None 
     console.print(_heading(report), markup=False)
     if len(report.checkpoints) > 1:
         console.print(_series(report))
+        if (places := report.checkpoints[-1].icl_positions) is not None:
+            console.print(ICL_NOTE.format(*places), markup=False, style="dim")
         for line in _transition(report.phase_transition):
             console.print(line, markup=False)
     console.print(_heads(report.checkpoints[-1], top))
+    for line in _cut_note(report.checkpoints[-1]):
+        console.print(line, markup=False, style="dim")
     console.print(_verdict(report), markup=False)
     for note in report.notes:
         console.print(f"note: {note}", markup=False, style="dim")
@@ -38,8 +42,10 @@ def _heading(report: DetectionReport) -> str:
     probe = report.probe
     bos = "no BOS" if probe.bos is None else f"BOS {probe.bos}"
     mixers = ", ".join(dict.fromkeys(report.mixers))
+    # Mamba-1 has no heads: what the model counts as such are the channels of its scan.
+    units = "channels" if set(report.mixers) == {"mamba1"} else "heads"
     return (
-        f"{report.path}\n{report.n_layers} layers ({mixers}), {report.n_heads} heads. Probe: "
+        f"{report.path}\n{report.n_layers} layers ({mixers}), {report.n_heads} {units} each. Probe: "
         f"{probe.n_sequences} "
         f"sequences of {probe.period} tokens x {probe.repeats}, {bos}, seed {probe.seed}."
     )
@@ -82,16 +88,22 @@ def _spread(checkpoints: tuple[CheckpointScores, ...], n: int) -> list[Checkpoin
     return [checkpoints[round(k * (len(checkpoints) - 1) / (n - 1))] for k in range(n)]
 
 
-# "edge top": share of induction edges that raise the attended token most. "cut": what cutting them costs.
+# "top at +1": share of edges at +1 that raise the token they read most. "cut nats": what cutting the edges at
+# the offset costs above random ones; "copy there": how much those raise the token after the earlier copy.
 _COLUMNS = (
     "prefix\nmatching",
     "previous\ntoken",
-    "copy\nedge",
-    "edge\ntop",
+    "copy\nat +1",
+    "top\nat +1",
     "copy\nlogit",
     "copy\neigen",
     "\noffset",
     "cut\nnats",
+    "copy\nthere",
+)
+ICL_NOTE = (
+    "ICL is the loss at token {} of a window minus that at token {}. Where windows have a fixed structure, "
+    "loss by position (the report's figure) tells more."
 )
 
 
@@ -119,10 +131,30 @@ def _heads(checkpoint: CheckpointScores, top: int) -> Table:
             _number(head.copying_eigenvalue, 2),
             f"+{head.offset}",
             _number(head.offset_effect_nats, 2),
+            _number(head.copying_offset, 2),
             "induction" if head.is_induction else "",
             style="bold" if head.is_induction else None,
         )
     return table
+
+
+def _cut_note(checkpoint: CheckpointScores) -> list[str]:
+    """What the causal columns are of, and what the block reading adds."""
+    cut = {head.reading for head in checkpoint.heads if head.offset_effect_nats is not None}
+    if not cut:
+        return []
+    lines = [
+        "Cut nats and copy there decide. They are of the edges at the offset, of the mixer's own reading "
+        f"({', '.join(sorted(cut))})."
+    ]
+    if any(head.reading == "block" for head in checkpoint.heads):
+        lines.append(
+            "In block rows the offset is that of the largest weight and nothing was cut: the convolution is "
+            "counted in, so that the same circuit may be found at another offset (mostly +1), with another "
+            "cost. interp.offset_profile with reading='block', or the dashboard's tab Offsets and cuts, "
+            "measures it."
+        )
+    return lines
 
 
 def _transition(transition: Mapping[str, Any] | None) -> list[str]:

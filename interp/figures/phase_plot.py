@@ -229,7 +229,8 @@ def _onset_band(
     if curve is None:
         return
     suffix = "" if index == 1 else str(index)
-    low, high = curve.get("onset_interval") or curve["onset_step"]
+    interval = curve.get("onset_interval")
+    low, high = interval or curve["onset_step"]
     x0, x1, middle = positions(steps, [low, high, curve["midpoint_step"]])
     whole = {"xref": f"x{suffix}", "yref": f"y{suffix} domain", "y0": 0, "y1": 1, "layer": "below"}
     figure.add_shape(
@@ -239,7 +240,8 @@ def _onset_band(
         type="line", x0=middle, x1=middle, line={"color": colour, "width": 1.4, "dash": "dash"}, **whole
     )
     figure.add_annotation(
-        text=f"onset {short(low)}–{short(high)} · midpoint {short(curve['midpoint_step'])}",
+        text=f"onset {short(low)}–{short(high)}{' (95%)' if interval else ''} · "
+        f"midpoint {short(curve['midpoint_step'])}",
         x=x0,
         y=1,
         xref=f"x{suffix}",
