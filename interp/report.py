@@ -119,7 +119,7 @@ def _lead(found: Mapping) -> str:
     names = {"prefix_matching": "prefix matching", "order_gain": "order gain", "in_context_learning": "ICL"}
     first, second = (names[name] for name in found["lead_of"])
     if "prefix_matching" in found["lead_of"] and begins_below_chance(found["prefix_matching"]):
-        return "– (rise begins below chance)"
+        return '–<br><span class="se">rise begins below chance</span>'
     low, high = found["lead_steps"]
     return f"{number(low, 0)} to {number(high, 0)}, {first} over {second}"
 
@@ -128,7 +128,8 @@ def _onset(curve: Mapping | None, n_checkpoints: int) -> str:
     if curve is None:
         return "none" if n_checkpoints > 1 else "–"
     low, high = curve["onset_step"]
-    return f"{low:,.0f}–{high:,.0f}" + (" (below chance)" if begins_below_chance(curve) else "")
+    below = '<br><span class="se">below chance</span>' if begins_below_chance(curve) else ""
+    return f"{low:,.0f}–{high:,.0f}{below}"
 
 
 def _page(heading: str, subtitle: str, content: str, figures: FigureSet) -> str:

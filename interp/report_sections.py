@@ -129,7 +129,8 @@ def transition_table(report: DetectionReport) -> str:
         above = ""
         if begins_below_chance(curve):
             from_step = curve["above_chance_from_step"]
-            above = " (below chance; above it " + ("never)" if from_step is None else f"from {from_step:,})")
+            from_then = "never" if from_step is None else f"from {from_step:,}"
+            above = f'<br><span class="se">below chance; above it {from_then}</span>'
         cells = [_between(curve["onset_step"]) + above, _between(curve.get("onset_interval")), midpoint]
         cells += [_between(curve.get("midpoint_interval")), width, number(curve.get("change")), model]
         rows.append(("", [name, *cells[:-1], cells[-1] + ("" if support is None else f", {support:.0%}")]))

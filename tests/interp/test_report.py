@@ -137,7 +137,7 @@ def test_an_onset_below_chance_is_no_lead(series):
         print_report(changed, file=printed)
         assert "the rise begins below chance" in printed.getvalue() and "Lead of" not in printed.getvalue()
     shown = text_of(summary_report({"run": changed}))
-    assert "(rise begins below chance)" in shown and "below chance; above it never" in shown
+    assert "rise begins below chance" in shown and "below chance; above it never" in shown
 
 
 def _with(series, transition):
