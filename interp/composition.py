@@ -91,7 +91,7 @@ def composition_scores(
     n_draws: int = 16,
     seed: int = 0,
 ) -> CompositionScores:
-    """Composition scores of all pairs of units, in float64.
+    """Composition scores of all pairs of units, in float64; `CompositionScores.of` takes the records of two.
 
     Args:
         kind: "q", "k" or "v". `fold`, `lags`: see `circuits.unit_weights`.

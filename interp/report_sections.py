@@ -208,7 +208,12 @@ def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
     parts = []
     if (name := losses(figures, report, f"{run}-losses")) is not None:
         parts.append(
-            figure(name, run, "<b>Loss by position</b>, mean over the windows, one line a checkpoint.")
+            figure(
+                name,
+                run,
+                "<b>Loss by position</b>, mean over the windows, one line a checkpoint; dotted: the two "
+                "positions that the ICL score compares.",
+            )
         )
     if (name := offsets(figures, report, f"{run}-offsets")) is not None:
         text = (
