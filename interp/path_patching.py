@@ -38,9 +38,9 @@ _FORM = Form.CHUNKED
 
 @dataclass(frozen=True, kw_only=True)
 class Sender:
-    """A component whose output is patched: a head (of Mamba-1: a channel), a whole mixer (head None) or an MLP.
+    """A component whose output is patched: a head, a whole mixer (head None) or an MLP.
 
-    `HeadScore.unit_key` gives layer and head of a record.
+    A head of Mamba-1 is a channel. `HeadScore.unit_key` gives layer and head of a record.
     """
 
     layer: int
