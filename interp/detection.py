@@ -15,6 +15,7 @@ from torch import Tensor
 
 from interp import edge_scores
 from interp import in_context_learning as icl
+from interp.attention_maps import attention_maps
 from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
@@ -22,9 +23,9 @@ from interp.head_scores import HeadScores
 from interp.induction_test import N_SEQUENCES, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
-from interp.records import SCORES, AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
+from interp.records import SCORES, CheckpointScores, DetectionReport, to_plain
 from interp.sources import Checkpoint, Source, open_source
-from interp.subject import LanguageModelSubject, LayerView, Subject
+from interp.subject import LanguageModelSubject, Subject
 from interp.whole import is_whole
 
 # Of sequences, windows, tokens in a period, repeats.
@@ -132,7 +133,7 @@ def detect(
             measure=lambda subject, plan, checkpoint: _measure(
                 subject, plan, checkpoint, wanted, mamba_units, linear_memory
             ),
-            maps=lambda subject, plan, scored: _attention_maps(
+            maps=lambda subject, plan, scored: attention_maps(
                 subject,
                 plan,
                 scored,
@@ -340,49 +341,6 @@ def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
         "in_context_learning_by_window": tuple(learned.window_by_sequence.tolist()),
         "loss_by_position_nats": tuple(losses.double().mean(0).tolist()),
     }
-
-
-def _attention_maps(
-    subject: Subject, plan: Plan, scored: CheckpointScores, n_maps: int, units: str | None
-) -> tuple[AttentionMap, ...]:
-    """Maps of the strongest units by prefix matching and of the strongest previous-token one, on the first
-    sequence.
-    """
-    if n_maps < 1:
-        return ()
-    by_prefix = sorted(scored.heads, key=lambda head: -head.prefix_matching)
-    before = max(scored.heads, key=lambda head: head.previous_token)
-    chosen = by_prefix[: n_maps - (before not in by_prefix[:n_maps])]
-    chosen = chosen if before in chosen else [*chosen, before]
-    tokens = plan.probe.tokens[:1]
-    words = tuple(subject.token_text(int(token)) for token in tokens[0])
-    found: dict[tuple[int, str, int], Tensor] = {}
-
-    def look(view: LayerView) -> None:
-        for reading in view.readings:
-            heads = [h.head for h in chosen if (h.layer, h.reading) == (view.layer, reading.name)]
-            weights = reading.weights()[0] if heads else None
-            found.update({(view.layer, reading.name, head): weights[head] for head in heads})
-
-    with torch.no_grad():
-        subject.visit(tokens, look, units=units)
-    return tuple(
-        _map(head, scored.step, words, found[head.layer, head.reading, head.head]) for head in chosen
-    )
-
-
-def _map(head: HeadScore, step: int, words: tuple[str, ...], weights: Tensor) -> AttentionMap:
-    rounded = [[round(value, 5) for value in row] for row in weights.tolist()]
-    return AttentionMap(
-        step=step,
-        layer=head.layer,
-        head=head.head,
-        unit=head.unit,
-        reading=head.reading,
-        normalisation=head.normalisation,
-        tokens=words,
-        matrix=tuple(tuple(row) for row in rounded),
-    )
 
 
 def _notes(wanted: frozenset[str], done: list[CheckpointScores], bos: int | None) -> list[str]:
