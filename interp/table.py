@@ -43,9 +43,11 @@ def _heading(report: DetectionReport) -> str:
     bos = "no BOS" if probe.bos is None else f"BOS {probe.bos}"
     mixers = ", ".join(dict.fromkeys(report.mixers))
     # Mamba-1 has no heads: what the model counts as such are the channels of its scan.
-    units = "channels" if set(report.mixers) == {"mamba1"} else "heads"
+    units = f"{report.n_heads} {'channels' if set(report.mixers) == {'mamba1'} else 'heads'} each"
+    if len(set(report.mixers)) > 1:
+        units = f"{len(_units(report.checkpoints[-1].heads))} scored units"
     return (
-        f"{report.path}\n{report.n_layers} layers ({mixers}), {report.n_heads} {units} each. Probe: "
+        f"{report.path}\n{report.n_layers} layers ({mixers}), {units}. Probe: "
         f"{probe.n_sequences} "
         f"sequences of {probe.period} tokens x {probe.repeats}, {bos}, seed {probe.seed}."
     )

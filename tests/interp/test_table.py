@@ -72,6 +72,8 @@ def test_a_series_says_which_positions_the_score_compares():
 
 def test_channels_are_not_called_heads():
     assert "2 layers (mamba1), 4 channels each." in _printed(report(mixer="mamba1", steps=(500,)))
+    mixed = replace(report(mixer="mamba2", steps=(500,)), mixers=("mamba1", "softmax"))
+    assert "2 layers (mamba1, softmax), 8 scored units." in _printed(mixed)
     assert "2 layers (mamba2), 4 heads each." in _printed(report(mixer="mamba2", steps=(500,)))
 
 
