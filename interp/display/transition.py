@@ -38,17 +38,18 @@ def words(found: PhaseTransition | Transition) -> list[str]:
 
 
 def shown(found: PhaseTransition | Transition) -> pd.DataFrame:
-    """Onset, midpoint, width and change of each curve that has a transition."""
+    """Onset, midpoint, width and change of each curve that has a transition; chance is prefix matching's."""
     rows = []
     for name, curve in _curves(found).items():
         if curve is None:
             continue
-        low, high = curve.onset_step
+        (low, high), above = curve.onset_step, curve.above_chance_from_step
         rows.append(
             {
                 "curve": name.replace("_", " "),
                 "onset between": f"{low:,.0f}–{high:,.0f}",
                 "95%": _between(curve.onset_interval),
+                "above chance from": "–" if above is None else above,
             }
             | {"midpoint": round(curve.midpoint_step), "width 10–90%": round(curve.width_10_90_steps)}
             | {"change": curve.change, "support": "–" if curve.support is None else f"{curve.support:.0%}"}

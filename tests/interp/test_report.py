@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from interp_reports import NASTY, STEPS, report
 
+from interp.figures import phase_plot
 from interp.report import html_report, summary_report, write_report
 from interp.report_figures import difference
 from interp.report_text import finding
@@ -132,6 +133,8 @@ def test_an_onset_below_chance_is_no_lead(series):
         said = finding(changed)
         assert any(text.startswith("Prefix matching begins to rise") and until in text for text in said)
         assert said[-1].startswith("No lead of prefix matching over the in-context-learning score is read")
+        panel = phase_plot(changed.checkpoints, transition=changed.phase_transition)
+        assert any(note.text.startswith("rise below chance") for note in panel.layout.annotations)
         assert not any("leads" in text or "Prefix matching sets in" in text for text in said)
         printed = io.StringIO()
         print_report(changed, file=printed)
