@@ -16,7 +16,7 @@ from typing import Any
 RUNS = ("demo-softmax", "demo-mamba1", "demo-mamba2", "demo-linear")
 AT_ONCE = 2
 COLUMNS = (
-    *("run", "task", "strongest cut", "offset", "nats", "prefix", "chance", "copying"),
+    *("run", "task", "strongest cut", "offset", "nats", "copying", "prefix", "chance"),
     *("induction", "gain", "onset", "half"),
 )
 
@@ -96,7 +96,10 @@ def print_summary(reports: Mapping) -> None:
         table.add_row(name, load_run(name).data.kind.replace("_", " "), *_cells(report))
     Console(width=132).print(table)
     print(
-        "Prefix matching and copying are of the reading whose edges were cut; the report has the others.\n"
+        "Cuts are of the mixer's own reading (pattern, ssm), at the offset shown: nats above random edges,\n"
+        "and what these edges copy; the two decide what is an induction head. Prefix matching is of the\n"
+        "same reading, at +1. In the block reading, which counts the convolution in, the same circuit may\n"
+        "sit at +1 with another cost: interp.offset_profile with reading='block' measures it.\n"
         "Gains of different tasks do not compare. A model can gain from order without any unit that\n"
         "passes the rule for induction heads."
     )
@@ -112,9 +115,9 @@ def _cells(report: Any) -> list[str]:
         f"L{best.layer}" + (f"H{best.head}" if best.unit == "head" else "") + f" {best.reading}",
         f"+{best.offset}",
         f"{best.offset_effect_nats:.2f}",
+        "-" if best.copying_offset is None else f"{best.copying_offset:.2f}",
         f"{best.prefix_matching:.2f}",
         f"{best.prefix_matching_chance:.2f}",
-        f"{best.copying_edge:.2f}",
         f"{len(found)} of {len(units)}",
         f"{last.order_gain_nats:.2f}",
         "none" if gain is None else "{:g}-{:g}".format(*gain["onset_step"]),

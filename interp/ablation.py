@@ -3,6 +3,11 @@ ideal one.
 
 `hook_z` is a head's output before the output projection. For Mamba it holds the skip D x beside A x:
 `part="mixing"` takes out only what A moved between positions, `part="output"` the whole.
+
+`heads` are pairs (layer, head), or the `HeadScore` records of a detection. In a pair a number is a head of
+softmax or linear attention or of Mamba-2; Mamba-1 has no heads, and there it is one CHANNEL of d_inner. None
+is the whole mixer. A record stands for what was scored: on Mamba-1 with unit "layer" that is (layer, None),
+not (layer, 0).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +19,12 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import InterventionError
+from interp.heads import Head, Pair
 from interp.patching import Clock, record
-from interp.sites import Site, check_head, check_layer
+from interp.sites import Site, checked_pairs
 from models.form import Form
 from models.language_model import LanguageModel
 
-# (layer, head); head None is the whole mixer.
-Head = tuple[int, int | None]
 PARTS = ("output", "mixing")
 
 
@@ -31,18 +35,20 @@ def zero_ablated(
     """Heads that write nothing, in every run inside the context.
 
     Args:
+        heads: Pairs (layer, head) or records; a number is a channel of Mamba-1, None the whole mixer (see the
+            module).
         part: "output", or "mixing": A set to 0, so that Mamba's skip stays (PARALLEL only).
         form: None is the form of the context around this one, or PARALLEL.
 
     Raises:
-        InterventionError: a layer or head out of range, or another part. HookNotFired: "mixing" in another
-            form.
+        InterventionError: a layer or head out of range, a record of a state index or cluster, or another
+            part. HookNotFired: "mixing" in another form.
     """
-    _check(model, heads)
+    pairs = checked_pairs(model, heads)
     if part not in PARTS:
         raise InterventionError(f"part is {part!r}; accepted: {', '.join(PARTS)}")
     point, axis = ("hook_z", 2) if part == "output" else ("hook_pattern", 1)
-    with model.hooks(fwd_hooks=_edits(heads, point, axis, lambda own, *_: torch.zeros_like(own)), form=form):
+    with model.hooks(fwd_hooks=_edits(pairs, point, axis, lambda own, *_: torch.zeros_like(own)), form=form):
         yield model
 
 
@@ -58,13 +64,18 @@ def mean_ablated(
     """Heads that write their mean output over reference sequences.
 
     Args:
+        heads: As `zero_ablated`.
         tokens: The reference. `by_position`: a mean for each position, for runs of at most its length; else
             one mean.
+
+    Raises:
+        InterventionError: as `zero_ablated`; when the model runs, positions beyond those that have a mean.
     """
-    _check(model, heads)
-    found = _recorded(model, tokens, heads)
+    pairs = checked_pairs(model, heads)
+    found = _recorded(model, tokens, pairs)
     means = {layer: z.mean(0 if by_position else (0, 1), keepdim=True) for layer, z in found.items()}
-    with _put_z(model, heads, means, form):
+    shared = ("batch",) if by_position else ("batch", "seq")
+    with _put_z(model, pairs, means, form, shared):
         yield model
 
 
@@ -76,9 +87,17 @@ def resample_ablated(
     *,
     form: Form | str | None = None,
 ) -> Iterator[LanguageModel]:
-    """Heads that write what they write on other sequences of the same shape, position by position."""
-    _check(model, heads)
-    with _put_z(model, heads, _recorded(model, tokens, heads), form):
+    """Heads that write what they write on other sequences of the same shape, position by position.
+
+    Args:
+        heads: As `zero_ablated`.
+        tokens: As many sequences as each run inside has, and at least as many positions.
+
+    Raises:
+        InterventionError: as `zero_ablated`; when the model runs, another batch or too few positions.
+    """
+    pairs = checked_pairs(model, heads)
+    with _put_z(model, pairs, _recorded(model, tokens, pairs), form, ()):
         yield model
 
 
@@ -91,15 +110,28 @@ def patterns_held(
     Inside it, an ablation takes out what a head's values carry and no later pattern moves with it: Olsson's
     pattern-preserving ablation, `with patterns_held(model, tokens), zero_ablated(model, heads):
     model(tokens)`.
+
+    Args:
+        heads: As `zero_ablated`.
+
+    Raises:
+        InterventionError: as `zero_ablated`; when the model runs, tokens of another shape.
     """
-    chosen = [(layer, None) for layer in range(model.config.n_layers)] if heads is None else list(heads)
-    _check(model, chosen)
+    chosen = [(layer, None) for layer in range(model.config.n_layers)] if heads is None else heads
+    chosen = checked_pairs(model, chosen)
     sites = [Site(kind="pattern", layer=layer) for layer in dict.fromkeys(layer for layer, _ in chosen)]
     found = record(model, tokens, sites)
     held = {site.layer: found.of(site) for site in sites}
-    with model.hooks(
-        fwd_hooks=_edits(chosen, "hook_pattern", 1, lambda own, layer: held[layer]), form=Form.PARALLEL
-    ):
+
+    def hold(own: Tensor, layer: int) -> Tensor:
+        if held[layer].shape != own.shape:
+            raise InterventionError(
+                f"the patterns are held on tokens of shape {list(tokens.shape)}, this run has "
+                f"{[own.shape[0], own.shape[-1]]}; accepted: equal ones"
+            )
+        return held[layer]
+
+    with model.hooks(fwd_hooks=_edits(chosen, "hook_pattern", 1, hold), form=Form.PARALLEL):
         yield model
 
 
@@ -115,6 +147,7 @@ def idealised_pattern(
     """A head whose implied attention is replaced by a given one (see `ideal_patterns`).
 
     Args:
+        layer, head: `*record.unit_key` gives them for a record; Mamba-1's numbers are channels, None is all.
         pattern: [dest src], or one for each sequence. Rows of zeros leave the head's own row.
         keep_mass: Each row multiplied by the sum of the head's own |A| there, for mixers whose rows do not
             sum to 1.
@@ -122,12 +155,15 @@ def idealised_pattern(
     Raises:
         InterventionError: a layer or head out of range; when the model runs, a pattern of another shape.
     """
-    _check(model, [(layer, head)])
+    pairs = checked_pairs(model, [(layer, head)])
 
     def ideal(own: Tensor, _: int) -> Tensor:
-        if pattern.shape[-2:] != own.shape[-2:]:
+        one, each = list(own.shape[-2:]), [own.shape[0], *own.shape[-2:]]
+        if list(pattern.shape) not in (one, each):
+            n_batch, dest, src = each
             raise InterventionError(
-                f"the pattern has shape {list(pattern.shape)}; accepted: [.. {own.shape[-2]} {own.shape[-1]}]"
+                f"the pattern has shape {list(pattern.shape)}; accepted: [.. {dest} {src}], the first axis "
+                f"{n_batch} where there is one"
             )
         # A head axis for patterns by sequence.
         given = pattern if pattern.ndim == 2 else pattern[:, None]
@@ -135,24 +171,12 @@ def idealised_pattern(
         placed = given * own.abs().sum(-1, keepdim=True) if keep_mass else given
         return torch.where(given.any(-1, keepdim=True), placed, own)
 
-    with model.hooks(fwd_hooks=_edits([(layer, head)], "hook_pattern", 1, ideal), form=Form.PARALLEL):
+    with model.hooks(fwd_hooks=_edits(pairs, "hook_pattern", 1, ideal), form=Form.PARALLEL):
         yield model
 
 
-def _check(model: LanguageModel, heads: Sequence[Head]) -> None:
-    if not heads:
-        raise InterventionError("no heads are given; accepted: at least one (layer, head)")
-    for one in heads:
-        if not (isinstance(one, tuple | list) and len(one) == 2):
-            raise InterventionError(f"heads holds {one!r}; accepted: pairs (layer, head), like [(1, 0)]")
-        layer, head = one
-        check_layer(model, layer)
-        if head is not None:
-            check_head(model.blocks[layer].attn, head)
-
-
 def _edits(
-    heads: Sequence[Head], point: str, axis: int, value: Callable[[Tensor, int], Tensor]
+    heads: Sequence[Pair], point: str, axis: int, value: Callable[[Tensor, int], Tensor]
 ) -> list[tuple[str, Callable]]:
     """One hook for each layer: `value(own, layer)` in place of the chosen heads."""
     by_layer: dict[int, list[int | None]] = {}
@@ -174,7 +198,7 @@ def _edits(
     return [(f"blocks.{layer}.attn.{point}", hook(layer, chosen)) for layer, chosen in by_layer.items()]
 
 
-def _recorded(model: LanguageModel, tokens: Tensor, heads: Sequence[Head]) -> dict[int, Tensor]:
+def _recorded(model: LanguageModel, tokens: Tensor, heads: Sequence[Pair]) -> dict[int, Tensor]:
     sites = [Site(kind="z", layer=layer) for layer in dict.fromkeys(layer for layer, _ in heads)]
     found = record(model, tokens, sites, form=Form.CHUNKED)
     return {site.layer: found.of(site) for site in sites}
@@ -182,19 +206,24 @@ def _recorded(model: LanguageModel, tokens: Tensor, heads: Sequence[Head]) -> di
 
 @contextmanager
 def _put_z(
-    model: LanguageModel, heads: Sequence[Head], values: dict[int, Tensor], form: Form | str | None
+    model: LanguageModel,
+    heads: Sequence[Pair],
+    values: dict[int, Tensor],
+    form: Form | str | None,
+    shared: tuple[str, ...],
 ) -> Iterator[None]:
+    """`values` in place of the heads' z; `shared` names the axes along which they are one for all."""
     clock = Clock()
 
     def put(own: Tensor, layer: int) -> Tensor:
         value = values[layer]
-        if value.shape[1] > 1:
+        if "seq" not in shared:
             value = value[:, clock.position : clock.position + own.shape[1]]
-        if value.shape[1] not in (1, own.shape[1]) or value.shape[0] not in (1, own.shape[0]):
+        wanted = [1 if name in shared else n for name, n in zip(("batch", "seq"), own.shape[:2], strict=True)]
+        if list(value.shape[:2]) != wanted:
             raise InterventionError(
                 f"the reference has shape {list(values[layer].shape)}, this run {list(own.shape)} from "
-                "position "
-                f"{clock.position}; accepted: equal batches and at least as many positions"
+                f"position {clock.position}; accepted: equal batches and at least as many positions"
             )
         return value.expand_as(own)
 

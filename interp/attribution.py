@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import InterventionError
-from interp.patching import Metric, Recording, record
+from interp.heads import Head, pair_of
+from interp.patching import Metric, Recording, measured, record
 from interp.sites import BY_POSITION, TAP, Site, common_form, selected
 from models.form import Form
 from models.language_model import LanguageModel
@@ -75,6 +76,11 @@ class Gradients:
             )
         by_place = [x if site.kind in BY_POSITION else site.by_position(x) for x in (own, grad, other)]
         at = slice(None) if site.positions is None else list(site.positions)
+        length = by_place[0].shape[1]
+        if beyond := [position for position in site.positions or () if position >= length]:
+            raise InterventionError(
+                f"position {beyond[0]} is beyond the run's {length}; accepted: 0..{length - 1}"
+            )
         a, g, b = (x[selected(site, at)] for x in by_place)
         return ((b - a) * g).sum()
 
@@ -99,7 +105,7 @@ def gradients(
         return tensor
 
     with torch.enable_grad(), model.hooks(fwd_hooks=[(point, keep) for point in points], form=form):
-        value = metric(model(tokens)).sum()
+        value = measured(metric, model(tokens)).sum()
     flat = [tensor for tensors in fired.values() for tensor in tensors]
     slopes = iter(torch.autograd.grad(value, flat, allow_unused=True))
 
@@ -129,8 +135,13 @@ class LogitAttribution:
     labels: tuple[str, ...]
     values: Float[Tensor, "component batch seq"]
 
-    def of(self, label: str) -> Float[Tensor, "batch seq"]:
-        """One component's contribution."""
+    def of(self, label: str | Head) -> Float[Tensor, "batch seq"]:
+        """One component's contribution, by label, pair (layer, head) or record; Mamba-1's mixers are
+        (layer, None).
+        """
+        if not isinstance(label, str):
+            layer, head = pair_of(label)
+            label = f"L{layer}" if head is None else f"L{layer}H{head}"
         if label not in self.labels:
             raise InterventionError(f"no component {label!r}; accepted: {', '.join(self.labels)}")
         return self.values[self.labels.index(label)]

@@ -8,6 +8,9 @@ tap, or the sum of its taps; of Mamba's SiLU and gate the mean factor over given
 
 Mamba-2: W_Q and W_K make C and B. Mamba-1, as one unit: C and B are made from the convolution's output by
     x_proj.
+
+Units are heads; of Mamba-1, which has none, the whole layer (unit 0, or None), never a channel. Where a
+function takes `layer` and `head`, a `HeadScore` record may stand for both.
 """
 
 from dataclasses import dataclass
@@ -20,7 +23,10 @@ from torch import Tensor
 from interp.conv_input import ConvInput
 from interp.displayed import Displayed
 from interp.errors import InterventionError
+from interp.heads import layer_and_head
+from interp.records import HeadScore
 from interp.sites import check_layer
+from interp.whole import is_whole
 from kernels import causal_conv
 from models.language_model import LanguageModel
 from models.mixers.base import Mixer
@@ -79,8 +85,8 @@ def unit_weights(
 
 def ov_circuit(
     model: LanguageModel,
-    layer: int,
-    head: int = 0,
+    layer: int | HeadScore,
+    head: int | None = 0,
     *,
     full: bool = False,
     lag: int | None = None,
@@ -89,14 +95,16 @@ def ov_circuit(
 ) -> "FactoredMatrix":
     """What a unit writes for a source: [d_model d_model], or with `full` [source token, logit of a token].
 
-    `lag`: through one tap of the convolution. `tokens`: through Mamba's mean gate. With `full`, `fold` also
-    takes the final norm's gain into the unembedding.
+    `layer` may be a record; `head` None is the layer where that is one unit (Mamba-1). `lag`: through one tap
+    of the convolution. `tokens`: through Mamba's mean gate. With `full`, `fold` also takes the final norm's
+    gain into the unembedding.
     """
     from transformer_lens import FactoredMatrix
 
+    layer, head = layer_and_head(layer, head)
     lags = None if lag is None else {"v": lag}
     unit = unit_weights(model, layer, lags=lags, fold=fold, tokens=tokens)
-    _check_unit(unit, head, layer)
+    head = _checked_unit(unit, head, layer)
     A, B = unit.W_V[head], unit.W_O[head]
     if full:
         W_U = model.unembed.W_U
@@ -107,8 +115,8 @@ def ov_circuit(
 
 def qk_circuit(
     model: LanguageModel,
-    layer: int,
-    head: int = 0,
+    layer: int | HeadScore,
+    head: int | None = 0,
     *,
     full: bool = False,
     lags: tuple[int | None, int | None] = (None, None),
@@ -116,13 +124,14 @@ def qk_circuit(
 ) -> "FactoredMatrix":
     """Scores of a unit: [destination source] residual directions, or with `full` tokens. Softmax: scaled.
 
-    `lags` of the taps through which query and key are read.
+    `layer`, `head`: as `ov_circuit`. `lags` of the taps through which query and key are read.
     """
     from transformer_lens import FactoredMatrix
 
+    layer, head = layer_and_head(layer, head)
     named = {part: lag for part, lag in zip("qk", lags, strict=True) if lag is not None}
     unit = unit_weights(model, layer, lags=named, fold=fold)
-    _check_unit(unit, head, layer)
+    head = _checked_unit(unit, head, layer)
     scale = getattr(model.blocks[layer].attn, "scale", 1.0)
     A, B = unit.W_Q[head] * scale, unit.W_K[head].T
     if full:
@@ -142,7 +151,9 @@ def eigenvalue_score(matrix: "FactoredMatrix") -> float:
 
 
 @torch.no_grad()
-def tap_alignment(model: LanguageModel, layer: int, head: int = 0) -> Float[Tensor, "lag_q lag_k"]:
+def tap_alignment(
+    model: LanguageModel, layer: int | HeadScore, head: int | None = 0
+) -> Float[Tensor, "lag_q lag_k"]:
     """How far query tap and key tap together match equal tokens: the cosine of the token-by-token QK circuit
     with 1.
 
@@ -151,23 +162,27 @@ def tap_alignment(model: LanguageModel, layer: int, head: int = 0) -> Float[Tens
     the cosine that the circuit's rank allows, so that 1 is a perfect match of equal tokens. Random circuits
     lie within about 1 / sqrt(rank (d_vocab - 1)) of 0.
     """
+    layer, head = layer_and_head(layer, head)
     width = _width(model, layer)
     E = model.embed.W_E
     units = [unit_weights(model, layer, lags={"q": lag, "k": lag}) for lag in range(width)]
-    _check_unit(units[0], head, layer)
+    head = _checked_unit(units[0], head, layer)
     return torch.stack(
         [torch.stack([_cosine(E @ a.W_Q[head], E @ b.W_K[head]) for b in units]) for a in units]
     )
 
 
 @torch.no_grad()
-def value_alignment(model: LanguageModel, layer: int, head: int = 0) -> Float[Tensor, " lag"]:
+def value_alignment(
+    model: LanguageModel, layer: int | HeadScore, head: int | None = 0
+) -> Float[Tensor, " lag"]:
     """How far each value tap copies: the same cosine, of the full OV circuit through one tap with 1."""
+    layer, head = layer_and_head(layer, head)
     W_U = _folded(model.ln_final, model.unembed.W_U)
     found = []
     for lag in range(_width(model, layer)):
         unit = unit_weights(model, layer, lags={"v": lag})
-        _check_unit(unit, head, layer)
+        head = _checked_unit(unit, head, layer)
         found.append(_cosine(model.embed.W_E @ unit.W_V[head], (unit.W_O[head] @ W_U).T))
     return torch.stack(found)
 
@@ -225,7 +240,7 @@ def _tap_gain(
         return None
     weight = conv.weight[:, 0]
     width = weight.shape[-1]
-    if lag is not None and not 0 <= lag < width:
+    if lag is not None and (not is_whole(lag) or not 0 <= lag < width):
         raise InterventionError(f"lag {lag} of {part} is out of range; accepted: 0..{width - 1}")
     gain = weight.sum(-1) if lag is None else weight[:, width - 1 - lag]
     return gain if means is None else gain * means.sigmoid
@@ -268,10 +283,16 @@ def _folded(norm: torch.nn.Module, W: Float[Tensor, "*unit d_model d"]) -> Float
     return W - W.mean(-2, keepdim=True) if getattr(norm, "kind", None) == "layer" else W
 
 
-def _check_unit(unit: UnitWeights, head: int, layer: int) -> None:
+def _checked_unit(unit: UnitWeights, head: int | None, layer: int) -> int:
+    """The index of a unit; None is the only one of its layer."""
     n = unit.W_V.shape[0]
+    if head is None and n == 1:
+        return 0
+    if not is_whole(head):
+        raise InterventionError(f"head {head!r} of layer {layer} is no whole number; accepted: 0..{n - 1}")
     if not 0 <= head < n:
         raise InterventionError(f"head index {head} is out of range in layer {layer}; accepted: 0..{n - 1}")
+    return head
 
 
 def _approximation(mixer: Mixer, lags: dict[str, int] | None, averaged: bool) -> str:

@@ -18,6 +18,8 @@ from torch import Tensor
 from interp.circuits import UnitWeights, unit_weights
 from interp.displayed import Displayed
 from interp.errors import InterventionError
+from interp.heads import Head as AnyHead
+from interp.heads import pair_of
 from models.language_model import LanguageModel
 
 KINDS = ("q", "k", "v")
@@ -29,7 +31,8 @@ class CompositionScores(Displayed, display="composition"):
     """Scores of every pair of units, earlier by later; NaN where the sender is not in an earlier layer, or
     writes 0.
 
-    `heads` is (layer, unit) of rows and columns. Means and standard deviations of the nulls are over draws.
+    `heads` is (layer, unit) of rows and columns: heads, and of Mamba-1, which has none, the whole layer as
+    unit 0. `of` takes records. Means and standard deviations of the nulls are over draws.
     """
 
     kind: str
@@ -52,6 +55,23 @@ class CompositionScores(Displayed, display="composition"):
         ]
         return torch.minimum(*by_null)
 
+    def of(self, sender: AnyHead, receiver: AnyHead) -> float:
+        """The score of one pair; each a (layer, unit), with unit None where the layer is one, or a record.
+
+        Raises:
+            InterventionError: a unit that has no score here.
+        """
+        return float(self.scores[self._index(sender), self._index(receiver)])
+
+    def _index(self, head: AnyHead) -> int:
+        layer, unit = pair_of(head)
+        own = [pair for pair in self.heads if pair[0] == layer]
+        pair = own[0] if unit is None and len(own) == 1 else (layer, unit)
+        if pair not in self.heads:
+            named = ", ".join(map(str, self.heads[:8])) + (", ..." if len(self.heads) > 8 else "")
+            raise InterventionError(f"no unit {pair} here; accepted: {named}")
+        return self.heads.index(pair)
+
     def above_null(self, n_std: float = 5.0) -> list[tuple[Head, Head, float]]:
         """(sender, receiver, score) of the pairs above both nulls by `n_std` standard deviations, strongest
         first.
@@ -71,7 +91,7 @@ def composition_scores(
     n_draws: int = 16,
     seed: int = 0,
 ) -> CompositionScores:
-    """Composition scores of all pairs of units, in float64.
+    """Composition scores of all pairs of units, in float64; `CompositionScores.of` takes the records of two.
 
     Args:
         kind: "q", "k" or "v". `fold`, `lags`: see `circuits.unit_weights`.

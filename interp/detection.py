@@ -15,6 +15,7 @@ from torch import Tensor
 
 from interp import edge_scores
 from interp import in_context_learning as icl
+from interp.attention_maps import attention_maps
 from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
@@ -22,9 +23,10 @@ from interp.head_scores import HeadScores
 from interp.induction_test import N_SEQUENCES, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
-from interp.records import SCORES, AttentionMap, CheckpointScores, DetectionReport, HeadScore, to_plain
+from interp.records import SCORES, CheckpointScores, DetectionReport, to_plain
 from interp.sources import Checkpoint, Source, open_source
-from interp.subject import LanguageModelSubject, LayerView, Subject
+from interp.subject import LanguageModelSubject, Subject
+from interp.whole import is_whole
 
 # Of sequences, windows, tokens in a period, repeats.
 MOST = 100_000
@@ -62,7 +64,8 @@ def detect(
             weights. What is left out is None in the records.
         period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By
             default 16 sequences of 25 x 4 (losses: 32 of 50 x 2), shrunk (and noted) where vocabulary or
-            context demand it.
+            context demand it, and for a run folder to the length of its training sequences. A model in memory
+            does not know that length: its probe may be longer, as a note says.
         mamba_units: `layer` (default), `state` or `cluster:K` as the units of Mamba-1 layers.
         bos: `auto` for the model's own; an id; or None for none.
         text: File or folder to take text windows from; by default the run's evaluation windows, and for
@@ -86,11 +89,15 @@ def detect(
     wanted = _checked_scores(scores)
     least = {"n_sequences": (n_sequences, 1), "period": (period, 1), "repeats": (repeats, 2)}
     for name, (value, lowest) in {**least, "n_windows": (n_windows, 1)}.items():
-        if value is not None and not lowest <= value <= MOST:
-            raise DetectionError(f"{name} {value}; accepted: None or a number from {lowest} to {MOST:,}")
+        if value is not None and not (is_whole(value) and lowest <= value <= MOST):
+            raise DetectionError(
+                f"{name} {value}; accepted: None or a whole number from {lowest} to {MOST:,}"
+            )
     # The loss curves take the next seed.
-    if not 0 <= seed < (1 << 63) - 1:
-        raise DetectionError(f"seed {seed}; accepted: 0 or a positive number below 2^63 - 1")
+    if not is_whole(seed) or not 0 <= seed < (1 << 63) - 1:
+        raise DetectionError(f"seed {seed}; accepted: 0 or a positive number below 2^63 - 1, a whole one")
+    if not is_whole(n_maps) or n_maps < 0:
+        raise DetectionError(f"n_maps {n_maps}; accepted: 0 or a positive whole number")
     source = open_source(target, device=_checked_device(device), bos=bos, steps=steps, via=via)
     missing: list[int] = []
     chosen = list(source.at_steps(steps, missing if source.lenient else None))
@@ -126,7 +133,7 @@ def detect(
             measure=lambda subject, plan, checkpoint: _measure(
                 subject, plan, checkpoint, wanted, mamba_units, linear_memory
             ),
-            maps=lambda subject, plan, scored: _attention_maps(
+            maps=lambda subject, plan, scored: attention_maps(
                 subject,
                 plan,
                 scored,
@@ -179,7 +186,15 @@ def _planned(
         raise DetectionError(
             f"mamba_units {mamba_units!r} for layers of {kinds}; accepted: only with Mamba-1 layers"
         )
-    return make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+    plan = make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+    chosen = any(probe[name] is not None for name in ("period", "repeats", "trained"))
+    if chosen or not isinstance(subject, LanguageModelSubject) or subject.origin is not None:
+        return plan
+    note = (
+        f"probe of {plan.probe.tokens.shape[1]} tokens, as the context allows: the length of the training "
+        "sequences is not known here (a run folder tells it), and positions beyond it were not trained"
+    )
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
 def _with_causal_choice(subject: Subject, plan: Plan, wanted: frozenset[str], *, asked: bool) -> Plan:
@@ -326,49 +341,6 @@ def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
         "in_context_learning_by_window": tuple(learned.window_by_sequence.tolist()),
         "loss_by_position_nats": tuple(losses.double().mean(0).tolist()),
     }
-
-
-def _attention_maps(
-    subject: Subject, plan: Plan, scored: CheckpointScores, n_maps: int, units: str | None
-) -> tuple[AttentionMap, ...]:
-    """Maps of the strongest units by prefix matching and of the strongest previous-token one, on the first
-    sequence.
-    """
-    if n_maps < 1:
-        return ()
-    by_prefix = sorted(scored.heads, key=lambda head: -head.prefix_matching)
-    before = max(scored.heads, key=lambda head: head.previous_token)
-    chosen = by_prefix[: n_maps - (before not in by_prefix[:n_maps])]
-    chosen = chosen if before in chosen else [*chosen, before]
-    tokens = plan.probe.tokens[:1]
-    words = tuple(subject.token_text(int(token)) for token in tokens[0])
-    found: dict[tuple[int, str, int], Tensor] = {}
-
-    def look(view: LayerView) -> None:
-        for reading in view.readings:
-            heads = [h.head for h in chosen if (h.layer, h.reading) == (view.layer, reading.name)]
-            weights = reading.weights()[0] if heads else None
-            found.update({(view.layer, reading.name, head): weights[head] for head in heads})
-
-    with torch.no_grad():
-        subject.visit(tokens, look, units=units)
-    return tuple(
-        _map(head, scored.step, words, found[head.layer, head.reading, head.head]) for head in chosen
-    )
-
-
-def _map(head: HeadScore, step: int, words: tuple[str, ...], weights: Tensor) -> AttentionMap:
-    rounded = [[round(value, 5) for value in row] for row in weights.tolist()]
-    return AttentionMap(
-        step=step,
-        layer=head.layer,
-        head=head.head,
-        unit=head.unit,
-        reading=head.reading,
-        normalisation=head.normalisation,
-        tokens=words,
-        matrix=tuple(tuple(row) for row in rounded),
-    )
 
 
 def _notes(wanted: frozenset[str], done: list[CheckpointScores], bos: int | None) -> list[str]:

@@ -6,6 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import InterventionError
+from interp.whole import is_whole
 
 
 def previous_token_pattern(seq: int) -> Float[Tensor, "dest=seq src=seq"]:
@@ -22,10 +23,10 @@ def induction_pattern(
     are 0.
 
     Raises:
-        InterventionError: an offset below 1.
+        InterventionError: an offset that is no whole number, or below 1.
     """
-    if offset < 1:
-        raise InterventionError(f"offset is {offset}; accepted: 1 and up")
+    if not is_whole(offset) or offset < 1:
+        raise InterventionError(f"offset is {offset}; accepted: a whole number, 1 and up")
     seq = tokens.shape[1]
     # A copy less than `offset` places before would put the source after the destination.
     same = (tokens[:, :, None] == tokens[:, None, :]).tril(-offset)

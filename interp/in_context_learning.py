@@ -60,7 +60,8 @@ def in_context_learning_score(
     Args:
         losses: Natural text, the same windows and positions at every checkpoint.
         positions: `(late, early)`; default `icl_positions`. Window means reach as far to both sides as early
-            / 2.
+            / 2. Two places say little of windows with a fixed structure: in a segment copy that ends in
+            random tokens the late one may lie behind the copy. The loss by position tells more there.
 
     Source: Olsson et al. 2022, arXiv:2209.11895: token 500 minus token 50.
     """

@@ -20,6 +20,7 @@ from interp.displayed import Displayed
 from interp.edge_cuts import EdgeCut, LayersAbove, ScoredLosses, hook_z_of, layer_inputs
 from interp.errors import DetectionError
 from interp.offset_edges import Edges, Matches
+from interp.whole import is_whole
 from models.language_model import LanguageModel
 from models.mixers.reading import Reading
 
@@ -181,7 +182,7 @@ def _checked(chosen: Sequence[int] | None, n: int, name: str) -> Sequence[int]:
     if not len(chosen):
         raise DetectionError(f"no {name} is given; accepted: None, or some of 0..{n - 1}")
     for one in chosen:
-        if not isinstance(one, int):
+        if not is_whole(one):
             raise DetectionError(f"{name} {one!r} is no whole number; accepted: 0..{n - 1}")
         if not 0 <= one < n:
             raise DetectionError(f"{name} index {one} is out of range; accepted: 0..{n - 1}")

@@ -195,9 +195,10 @@ class PatchingResult(Displayed, display="patching"):
     @property
     def recovered(self) -> Float[Tensor, "site *metric"]:
         """Share of the way from the base run to the source run: 0 changes nothing, 1 is the whole
-        difference.
+        difference. NaN where the two runs have the same metric: there is no way to go.
         """
-        return (self.values - self.base) / (self.source - self.base)
+        way = self.source - self.base
+        return torch.where(way == 0, torch.nan, (self.values - self.base) / way)
 
 
 @torch.no_grad()
@@ -215,7 +216,7 @@ def activation_patching(
     Only the layers from each site's on are run again.
 
     Raises:
-        InterventionError: token shapes that differ, or as `record`.
+        InterventionError: token shapes that differ, a metric that gives no tensor, or as `record`.
     """
     if tokens.shape != source_tokens.shape:
         raise InterventionError(
@@ -231,9 +232,21 @@ def activation_patching(
     found = []
     for site in sites:
         with patched(model, [site], source, form=form):
-            found.append(metric(model(resid[site.layer], start_at_layer=site.layer)))
-    plain = [metric(model(t, form=form)) for t in (tokens, source_tokens)]
+            found.append(measured(metric, model(resid[site.layer], start_at_layer=site.layer)))
+    plain = [measured(metric, model(t, form=form)) for t in (tokens, source_tokens)]
     return PatchingResult(sites=tuple(sites), values=torch.stack(found), base=plain[0], source=plain[1])
+
+
+def measured(metric: Metric, logits: Float[Tensor, "batch seq d_vocab"]) -> Tensor:
+    """The metric of some logits.
+
+    Raises:
+        InterventionError: the metric gives no tensor.
+    """
+    value = metric(logits)
+    if not isinstance(value, Tensor):
+        raise InterventionError(f"the metric gave {value!r}; accepted: a tensor, such as a loss")
+    return value
 
 
 def _values(model: LanguageModel, tokens: Tensor, sites: Sequence[Site], form: Form) -> list[Tensor]:

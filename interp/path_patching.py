@@ -18,8 +18,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import InterventionError
-from interp.patching import Metric, record
+from interp.patching import Metric, measured, record
 from interp.sites import Site, check_head, check_layer, n_heads_of
+from interp.whole import is_whole
 from models.form import Form
 from models.language_model import LanguageModel
 from models.mixers.base import Mixer
@@ -37,7 +38,10 @@ _FORM = Form.CHUNKED
 
 @dataclass(frozen=True, kw_only=True)
 class Sender:
-    """A component whose output is patched: a head, a whole mixer (head None) or an MLP."""
+    """A component whose output is patched: a head, a whole mixer (head None) or an MLP.
+
+    A head of Mamba-1 is a channel. `HeadScore.unit_key` gives layer and head of a record.
+    """
 
     layer: int
     head: int | None = None
@@ -111,7 +115,7 @@ def path_patching_scores(
     """The metric for each pair of a sender and one receiver; NaN where the receiver does not come after the
     sender.
     """
-    nothing = metric(model(tokens)).detach() * torch.nan
+    nothing = measured(metric, model(tokens)).detach() * torch.nan
     rows = []
     for sender in senders:
         row = [
@@ -281,7 +285,7 @@ def _check_receiver(model: LanguageModel, receiver: Receiver) -> None:
         raise InterventionError(f"head {receiver.head} of a part of Mamba-1, which has none; accepted: None")
     kind = receiver.kind if receiver.kind in ("q", "k", "v") else "z"
     n = n_heads_of(block.attn, kind)
-    if not 0 <= receiver.head < n:
+    if not is_whole(receiver.head) or not 0 <= receiver.head < n:
         raise InterventionError(
             f"head index {receiver.head} is out of range for {receiver.kind}; accepted: 0..{n - 1}"
         )

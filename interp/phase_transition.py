@@ -9,7 +9,7 @@ Everything is read on plain arrays; `from_checkpoints` takes the records of a de
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,9 @@ METHOD = (
     "intervals: 95% of "
     "those of {draws} bootstrap draws over {levels} (seed {seed}) that have a transition; lead = "
     "onset of the "
-    "second minus onset of the first, grid censoring included, positive when the first named changes first"
+    "second minus onset of the first, grid censoring included, positive when the first named changes first; "
+    "above_chance_from_step = the first checkpoint from which prefix matching stays two standard errors "
+    "above uniform attention: an onset before it is of a rise from below chance"
 )
 
 
@@ -66,6 +68,7 @@ def phase_transition(
     steps: Sequence[int] | np.ndarray,
     *,
     prefix_matching: np.ndarray | None = None,
+    chance: float | None = None,
     order_gain: np.ndarray | None = None,
     in_context_learning: np.ndarray | None = None,
     min_change: Mapping[str, float] = MIN_CHANGE,
@@ -77,6 +80,8 @@ def phase_transition(
     Args:
         steps: [n] checkpoint steps, strictly rising.
         prefix_matching: [n n_sequences] (or [seed n n_sequences], or [n]) score of one head, rising.
+        chance: Of prefix matching: what uniform attention gets on the same tokens. A head may rise from far
+            below it; `Transition.above_chance_from_step` says from when on it is two standard errors above.
         order_gain: the same for the order gain, nats, rising.
         in_context_learning: the same for the in-context-learning score, nats, falling (negative is better).
         min_change: Smallest change of each curve that is called a transition, in the curve's own units.
@@ -106,6 +111,11 @@ def phase_transition(
             found[name] = None
             continue
         found[name] = fit_transition(steps, values, name=name, onset_thresholds=thresholds, **options)
+    if chance is not None and found["prefix_matching"] is not None:
+        above = _above_from(steps, np.asarray(prefix_matching, dtype=np.float64), chance)
+        found["prefix_matching"] = replace(
+            found["prefix_matching"], chance=chance, above_chance_from_step=above
+        )
     # A head's weights drift where nothing depends on them (seen on i.i.d. data): behaviour decides.
     if found["prefix_matching" if order_gain is None else "order_gain"] is None:
         return None
@@ -118,6 +128,16 @@ def phase_transition(
         lead_of=lead_of,
         method=METHOD.format(draws=n_bootstrap, levels=levels, seed=seed),
     )
+
+
+def _above_from(steps: Sequence[int] | np.ndarray, values: np.ndarray, chance: float) -> int | None:
+    """The first step from which the mean stays two standard errors above chance."""
+    by_sequence = values.mean(axis=0) if values.ndim == 3 else values.reshape(len(values), -1)
+    n = by_sequence.shape[1]
+    error = by_sequence.std(axis=1, ddof=1) / np.sqrt(n) if n > 1 else 0.0
+    below = np.flatnonzero(by_sequence.mean(axis=1) - 2 * error <= chance)
+    first = 0 if len(below) == 0 else int(below[-1]) + 1
+    return int(steps[first]) if first < len(by_sequence) else None
 
 
 def _pair(found: dict[str, Transition | None]) -> tuple[str, str] | None:
@@ -150,6 +170,7 @@ def from_checkpoints(
     return phase_transition(
         [checkpoint.step for checkpoint in checkpoints],
         prefix_matching=_table(prefix),
+        chance=None if best is None else best.prefix_matching_chance,
         order_gain=_table(order),
         in_context_learning=_table(learning),
         n_bootstrap=n_bootstrap,

@@ -78,8 +78,9 @@ def target_weights(
     rows = rows or slice(0, probe.tokens.shape[1])
     source, _ = probe.earlier
     filled = filled_targets(probe, offset)[:, rows]
-    if pattern.shape[0] != source.shape[0] or pattern.shape[2] != filled.shape[1]:
-        expected = f"{source.shape[0]} sequences and {filled.shape[1]} rows"
+    sizes = (pattern.shape[0], pattern.shape[2])
+    if sizes != (source.shape[0], filled.shape[1]) or pattern.shape[3] < rows.stop:
+        expected = f"{source.shape[0]} sequences, {filled.shape[1]} rows and {rows.stop} sources"
         raise ValueError(f"the pattern has shape {tuple(pattern.shape)}; the probe has {expected}")
     index = torch.where(filled, source[:, rows] + offset, 0)
     found = pattern.gather(-1, index[:, None].expand(-1, pattern.shape[1], -1, -1))

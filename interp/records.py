@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from interp.displayed import Displayed
+from interp.errors import InterventionError
 
 FORMAT = 1
 # What `--scores` accepts. Prefix matching and previous token are always read: the rest is called by them.
@@ -50,7 +51,7 @@ class HeadScore(Displayed, display="head"):
     weights are: `none` (the pattern itself), `abs_row` (absolute value over the row's sum) or `contribution`
     (norm of the contribution vector over the row's sum). `copying` is the logit score 4r-1, without BOS among
     the sources where the probe has one. `prefix_matching_by_sequence` holds the values that the mean is taken
-    over.
+    over. `unit_key` is what ablation and the other interventions take; they take the record itself too.
 
     The causal test (`interp.induction_test`; None where it was not made in this reading):
     `offset_effect_nats` is what cutting the unit's edges at its strongest offset costs above random edges
@@ -98,6 +99,20 @@ class HeadScore(Displayed, display="head"):
     prefix_matching_by_sequence: tuple[float, ...] = ()
 
     SAMPLES: ClassVar[tuple[str, ...]] = ("prefix_matching_by_sequence",)
+
+    @property
+    def unit_key(self) -> tuple[int, int | None]:
+        """(layer, head) as interventions count heads: (layer, None) for a whole layer, whose `head` reads 0.
+
+        Raises:
+            InterventionError: a state index or a cluster of channels, which no intervention takes out.
+        """
+        if self.unit not in ("head", "layer"):
+            raise InterventionError(
+                f"the record is of {self.unit} {self.head} of layer {self.layer}; accepted: records of heads "
+                "and of whole layers, or pairs (layer, head)"
+            )
+        return self.layer, None if self.unit == "layer" else self.head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +219,14 @@ class DetectionReport(Displayed, display="report"):
         raise ValueError(f"no checkpoint at step {step}; there are: {steps}")
 
 
+def begins_below_chance(curve: Mapping[str, Any] | None) -> bool:
+    """Whether a curve's onset is that of a climb towards chance; see `interp.transition.Transition`."""
+    if curve is None or curve.get("chance") is None:
+        return False
+    above = curve.get("above_chance_from_step")
+    return above is None or above > curve["onset_step"][1]
+
+
 def to_plain(record: Any, *, samples: bool = False) -> Any:
     """A record as dicts, lists and scalars that JSON holds exactly; a float that is not finite is refused."""
     if record is None or type(record) in (int, str, bool):
@@ -236,8 +259,11 @@ def to_json_lines(records: Iterable[Any]) -> str:
     return "".join(json.dumps(to_plain(record), allow_nan=False) + "\n" for record in records)
 
 
-def rows(report: DetectionReport) -> list[dict[str, Any]]:
-    """One flat dict for each (step, layer, head, reading): the checkpoint's numbers beside the head's."""
+def rows(report: DetectionReport, *, lists: bool = False) -> list[dict[str, Any]]:
+    """One flat dict for each (step, layer, head, reading): the checkpoint's numbers beside the head's.
+
+    `cut_by_offset_nats`, from `cut_first_offset` on, is text with spaces between, or with `lists` a list.
+    """
     table = []
     for checkpoint in report.checkpoints:
         shared = to_plain(checkpoint)
@@ -249,7 +275,8 @@ def rows(report: DetectionReport) -> list[dict[str, Any]]:
             offsets = own.pop("weight_by_offset")
             own |= {f"weight_at_offset_{offset}": value for offset, value in enumerate(offsets, start=1)}
             cuts = own.pop("cut_by_offset_nats")
-            own["cut_by_offset_nats"] = " ".join(f"{value:.6g}" for value in cuts) if cuts else None
+            joined = cuts if lists else " ".join(f"{value:.6g}" for value in cuts)
+            own["cut_by_offset_nats"] = joined or None
             table.append({"step": checkpoint.step, **own, **shared})
     return table
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from plotly.offline import get_plotlyjs
 
 from interp.figures.unit_name import several_readings, unit_name
-from interp.records import DetectionReport, write_text
+from interp.records import DetectionReport, begins_below_chance, write_text
 from interp.report_figures import FigureSet, comparisons, strongest
 from interp.report_sections import body, escaped, facts, figure, finding_block, methods, number, table
 
@@ -118,6 +118,8 @@ def _lead(found: Mapping) -> str:
         return "–"
     names = {"prefix_matching": "prefix matching", "order_gain": "order gain", "in_context_learning": "ICL"}
     first, second = (names[name] for name in found["lead_of"])
+    if "prefix_matching" in found["lead_of"] and begins_below_chance(found["prefix_matching"]):
+        return '–<br><span class="se">rise begins below chance</span>'
     low, high = found["lead_steps"]
     return f"{number(low, 0)} to {number(high, 0)}, {first} over {second}"
 
@@ -126,7 +128,8 @@ def _onset(curve: Mapping | None, n_checkpoints: int) -> str:
     if curve is None:
         return "none" if n_checkpoints > 1 else "–"
     low, high = curve["onset_step"]
-    return f"{low:,.0f}–{high:,.0f}"
+    below = '<br><span class="se">below chance</span>' if begins_below_chance(curve) else ""
+    return f"{low:,.0f}–{high:,.0f}{below}"
 
 
 def _page(heading: str, subtitle: str, content: str, figures: FigureSet) -> str:

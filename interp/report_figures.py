@@ -17,6 +17,7 @@ from interp.figures import (
     run_comparison,
     score_matrix,
 )
+from interp.figures.offset_profile import RAW_COST
 from interp.figures.score_matrix import score_frames
 from interp.figures.step_axis import positions
 from interp.figures.unit_name import readings_of, several_readings, unit_name
@@ -83,8 +84,10 @@ def matrices(figures: FigureSet, report: DetectionReport, prefix: str) -> dict[s
     placed: dict[str, list[tuple[str, str]]] = {}
     for reading in readings_of(heads):
         units = [head for head in heads if head.reading == reading]
-        there = [score for score in SHOWN_SCORES if any(getattr(head, score) is not None for head in units)]
-        if any(head.offset_effect_nats is not None for head in units):
+        # Where edges were cut, the copying of those edges is what decides.
+        shown = [*SHOWN_SCORES[:-1], "copying_offset"] if _cut(units) else SHOWN_SCORES
+        there = [score for score in shown if any(getattr(head, score) is not None for head in units)]
+        if _cut(units):
             there.append("offset_effect_nats")
         for score in there:
             name, options = f"{prefix}-{reading}-{score}", {"score": score, "reading": reading}
@@ -92,6 +95,10 @@ def matrices(figures: FigureSet, report: DetectionReport, prefix: str) -> dict[s
                 (score, _matrix(figures, report.checkpoints, name, options))
             )
     return placed
+
+
+def _cut(units: Sequence[HeadScore]) -> bool:
+    return any(head.offset_effect_nats is not None for head in units)
 
 
 def _matrix(
@@ -161,7 +168,7 @@ def cuts(figures: FigureSet, report: DetectionReport, name: str) -> str | None:
     profiles = {unit_name(head): head.cut_by_offset_nats for head in found}
     control = float(np.mean([head.offset_control_nats for head in found]))
     options = {"first_offset": found[0].cut_first_offset, "controls": {"random edges": control}}
-    draw = _bound(offset_profile, profiles, quantity="cost of the cut (nats)", **options)
+    draw = _bound(offset_profile, profiles, quantity=RAW_COST, **options)
     return figures.add(name, draw)
 
 

@@ -9,7 +9,7 @@ from interp.figures.attention_map import MOST_LABELS, MOST_SMALL
 from interp.figures.score_matrix import SCORES
 from interp.figures.token_text import visible
 from interp.figures.unit_name import READINGS, several_readings, unit_name
-from interp.records import DetectionReport, HeadScore
+from interp.records import DetectionReport, HeadScore, begins_below_chance
 from interp.report_figures import FigureSet, cuts, losses, maps, matrices, offsets, phase
 from interp.report_terms import TERMS
 from interp.report_text import finding, signed
@@ -126,7 +126,12 @@ def transition_table(report: DetectionReport) -> str:
         width = f"{curve['width_10_90_steps']:,.0f}"
         support = curve.get("support")
         model = escaped(curve.get("model", "–")) + ("" if curve.get("complete", True) else ", still changing")
-        cells = [_between(curve["onset_step"]), _between(curve.get("onset_interval")), midpoint]
+        above = ""
+        if begins_below_chance(curve):
+            from_step = curve["above_chance_from_step"]
+            from_then = "never" if from_step is None else f"from {from_step:,}"
+            above = f'<br><span class="se">below chance; above it {from_then}</span>'
+        cells = [_between(curve["onset_step"]) + above, _between(curve.get("onset_interval")), midpoint]
         cells += [_between(curve.get("midpoint_interval")), width, number(curve.get("change")), model]
         rows.append(("", [name, *cells[:-1], cells[-1] + ("" if support is None else f", {support:.0%}")]))
     head = [
@@ -140,7 +145,8 @@ def transition_table(report: DetectionReport) -> str:
         "model, bootstrap support",
     ]
     method = f'<p class="lede" style="margin-top:12px">Method: {escaped(found.get("method", ""))}.</p>'
-    return table(head, rows) + f"<details><summary>How transitions are found</summary>{method}</details>"
+    drawn = f'<div class="transitions">{table(head, rows)}</div>'
+    return drawn + f"<details><summary>How transitions are found</summary>{method}</details>"
 
 
 def matrix_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
@@ -202,7 +208,12 @@ def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
     parts = []
     if (name := losses(figures, report, f"{run}-losses")) is not None:
         parts.append(
-            figure(name, run, "<b>Loss by position</b>, mean over the windows, one line a checkpoint.")
+            figure(
+                name,
+                run,
+                "<b>Loss by position</b>, mean over the windows, one line a checkpoint; dotted: the two "
+                "positions that the ICL score compares.",
+            )
         )
     if (name := offsets(figures, report, f"{run}-offsets")) is not None:
         text = (
@@ -212,9 +223,9 @@ def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
         parts.append(figure(name, run, text))
     if (name := cuts(figures, report, f"{run}-cuts")) is not None:
         text = (
-            "<b>Causal offset profile</b>: what the predicted tokens lose when a unit's edges at an "
-            "offset from the "
-            "earlier copy are cut; dotted: as many random edges."
+            "<b>Causal offset profile</b>: what the predicted tokens lose when a unit's edges at an offset "
+            "from the earlier copy are cut; dotted: as many random edges, not subtracted here (the units' "
+            "table has the difference, as effect)."
         )
         parts.append(figure(name, run, text))
     return f'<h2>Position and offset</h2><div class="grid wide">{"".join(parts)}</div>' if parts else ""
@@ -231,20 +242,25 @@ def head_table(report: DetectionReport) -> str:
         "prefix matching",
         "chance",
         "previous token",
-        "copying edge",
+        "offset",
+        "effect: cut − random (nats)",
+        "copying at offset",
+        "copying at +1",
         "copying logit",
-        "copying eigenvalue",
+        "copying eigen&shy;value",
+        "induction",
     ]
-    head += ["offset", "effect (nats)", "induction"]
     rows = [_head_row(unit, with_reading) for unit in heads]
     shown = table(head, rows[:N_HEADS_SHOWN])
     at = f"Step {report.checkpoints[-1].step:,}, strongest first; ± one standard error over sequences."
+    if any(unit.decided_by == "causal" for unit in heads):
+        at += " Effect and copying at the offset decide: of the mixer's own reading, whose edges were cut."
     rest = ""
     if len(rows) > N_HEADS_SHOWN:
         rest = (
             f"<details><summary>All {len(rows)} units</summary>{table(head, rows[N_HEADS_SHOWN:])}</details>"
         )
-    return f'<h2>Units</h2><p class="lede">{at}</p>{shown}{rest}'
+    return f'<div class="units"><h2>Units</h2><p class="lede">{at}</p>{shown}{rest}</div>'
 
 
 def _head_row(unit: HeadScore, with_reading: bool) -> tuple[str, list[str]]:
@@ -258,11 +274,12 @@ def _head_row(unit: HeadScore, with_reading: bool) -> tuple[str, list[str]]:
         with_error(unit.prefix_matching, unit.prefix_matching_se),
         number(unit.prefix_matching_chance, 3),
         with_error(unit.previous_token, unit.previous_token_se),
+        f"{unit.offset:+d}",
+        with_error(unit.offset_effect_nats, unit.offset_effect_se_nats),
+        number(unit.copying_offset),
         with_error(unit.copying_edge, unit.copying_edge_se),
         number(unit.copying),
         number(unit.copying_eigenvalue),
-        f"{unit.offset:+d}",
-        number(unit.offset_effect_nats),
         "yes" if unit.is_induction else "–",
     ]
 

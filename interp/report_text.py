@@ -5,7 +5,7 @@ from typing import Any
 
 from interp.figures.unit_name import several_readings, unit_name
 from interp.head_scores import MIN_PREFIX_MATCHING
-from interp.records import DetectionReport, HeadScore
+from interp.records import DetectionReport, HeadScore, begins_below_chance
 
 CURVES = {
     "prefix_matching": "prefix matching",
@@ -44,7 +44,7 @@ def heads_sentence(report: DetectionReport) -> str:
         chance = signed(best.prefix_matching_chance)
         return (
             f"No induction head{at}: the strongest unit, {name}, has prefix matching {score} "
-            f"(chance {chance}){_failed(best)}."
+            f"(chance {chance}){_failed(best, last.heads)}."
         )
     named = [
         f"{unit_name(head, with_reading=with_reading)} ({signed(head.prefix_matching)})"
@@ -66,12 +66,18 @@ def _each_once(heads: Iterable[HeadScore]) -> list[HeadScore]:
     return list(kept.values())
 
 
-def _failed(head: HeadScore) -> str:
-    """What a unit that matches prefixes lacks, where it is copying."""
-    if head.prefix_matching < MIN_PREFIX_MATCHING or head.copying_edge is None or head.copying_edge > 0:
+def _failed(head: HeadScore, heads: Iterable[HeadScore]) -> str:
+    """What a unit that matches prefixes lacks, where it is copying: of the edges that were cut, or at +1."""
+    if head.prefix_matching < MIN_PREFIX_MATCHING:
         return ""
-    rest = "" if head.decided_by == "causal" else ", and no causal test was made"
-    return f", but copies too weakly to be called one (copying {signed(head.copying_edge)}, 0 is asked{rest})"
+    copying, where = head.copying_edge, ", and no causal test was made"
+    if head.decided_by == "causal":
+        same = [h for h in heads if (h.layer, h.head) == (head.layer, head.head)]
+        own = [h for h in same if h.copying_offset is not None]
+        copying, where = (own[0].copying_offset, f" at offset {own[0].offset:+d}") if own else (None, "")
+    if copying is None or copying > 0:
+        return ""
+    return f", but copies too weakly to be called one (copying {signed(copying)}, 0 is asked{where})"
 
 
 def previous_token_sentence(report: DetectionReport) -> str | None:
@@ -96,11 +102,19 @@ def transition_sentences(report: DetectionReport) -> list[str]:
             "No phase transition: the order gain has no step beyond noise "
             "and drift."
         ]
-    there = [(name, found[key]["onset_step"]) for key, name in CURVES.items() if found.get(key) is not None]
-    (name, interval), *others = there
-    parts = [f"{name[0].upper()}{name[1:]} sets in between {steps_between(interval)}"]
-    parts += [f"{name} between {steps_between(interval)}" for name, interval in others]
-    sentences = [", ".join(parts) + "."]
+    # A rise that begins below chance is no onset of matching: it has a sentence of its own.
+    low = begins_below_chance(found.get("prefix_matching"))
+    sentences = [below_chance_sentence(found["prefix_matching"])] if low else []
+    there = [
+        (name, found[key]["onset_step"])
+        for key, name in CURVES.items()
+        if found.get(key) is not None and not (low and key == "prefix_matching")
+    ]
+    if there:
+        (name, interval), *others = there
+        parts = [f"{name[0].upper()}{name[1:]} sets in between {steps_between(interval)}"]
+        parts += [f"{name} between {steps_between(interval)}" for name, interval in others]
+        sentences.append(", ".join(parts) + ".")
     absent = [name for key, name in CURVES.items() if found.get(key) is None]
     if absent:
         text, verb = " and ".join(absent), "has" if len(absent) == 1 else "have"
@@ -108,10 +122,26 @@ def transition_sentences(report: DetectionReport) -> list[str]:
     return sentences + ([lead_sentence(found)] if found.get("lead_steps") is not None else [])
 
 
+def below_chance_sentence(curve: Mapping[str, Any]) -> str:
+    """What is said of prefix matching whose rise begins below chance."""
+    above = curve["above_chance_from_step"]
+    until = "it stays there" if above is None else f"it is above chance from step {above:,}"
+    return (
+        f"Prefix matching begins to rise between {steps_between(curve['onset_step'])}, below chance "
+        f"({signed(curve['chance'], 3)}); {until}."
+    )
+
+
 def lead_sentence(found: Mapping[str, Any]) -> str:
-    """Which of two curves changed first, with the interval; or that it cannot be told."""
+    """Which of two curves changed first, with the interval; or that it cannot be told.
+
+    An onset that lies below chance leads nothing.
+    """
     low, high = found["lead_steps"]
     first, second = found.get("lead_of") or ("prefix_matching", "in_context_learning")
+    if "prefix_matching" in (first, second) and begins_below_chance(found["prefix_matching"]):
+        other = CURVES[second if first == "prefix_matching" else first]
+        return f"No lead of prefix matching over {other} is read, as its rise begins below chance."
     if low <= 0 <= high:
         return (
             f"Which of {CURVES[first]} and {CURVES[second]} came first cannot be told at these checkpoints "

@@ -9,6 +9,9 @@ from typing import Any
 from torch import Tensor
 
 from interp.errors import InterventionError
+from interp.heads import Head, Pair, pair_of
+from interp.records import HeadScore
+from interp.whole import is_whole
 from models.errors import UnknownHook, closest
 from models.form import Form
 from models.language_model import LanguageModel
@@ -79,8 +82,28 @@ class Site:
         return fired.movedim(2, 1) if self.kind == "pattern" else fired
 
 
-def head_sites(model: LanguageModel, kind: str = "z", layers: Iterable[int] | None = None) -> list[Site]:
-    """Every head of every layer (those given), as sites."""
+def head_sites(
+    model: LanguageModel,
+    kind: str = "z",
+    layers: Iterable[int] | None = None,
+    *,
+    heads: Iterable[Head] | None = None,
+) -> list[Site]:
+    """Every head of every layer (those given), as sites; for Mamba-1 every channel.
+
+    Args:
+        heads: Pairs (layer, head) or `HeadScore` records: these alone, head None (a record of a whole layer)
+            being the whole of the layer's activation.
+
+    Raises:
+        InterventionError: a layer or head out of range, or both `layers` and `heads`.
+    """
+    if heads is not None:
+        if layers is not None:
+            raise InterventionError("layers and heads are both given; accepted: one of them")
+        return [
+            Site(kind=kind, layer=layer, head=head) for layer, head in checked_pairs(model, heads, kind)
+        ]
     chosen = range(model.config.n_layers) if layers is None else layers
     found = []
     for layer in chosen:
@@ -91,17 +114,38 @@ def head_sites(model: LanguageModel, kind: str = "z", layers: Iterable[int] | No
     return found
 
 
+def checked_pairs(model: LanguageModel, heads: Iterable[Head], kind: str = "z") -> list[Pair]:
+    """The pairs (layer, head) that are meant, if the model has them.
+
+    Raises:
+        InterventionError: none given, as `heads.pair_of`, or a layer or head out of range.
+    """
+    if isinstance(heads, HeadScore):
+        raise InterventionError("heads is one record; accepted: a list, like [record]")
+    found = [pair_of(one) for one in heads]
+    if not found:
+        raise InterventionError("no heads are given; accepted: at least one (layer, head)")
+    for layer, head in found:
+        check_layer(model, layer)
+        if head is not None:
+            check_head(model.blocks[layer].attn, head, kind)
+    return found
+
+
 def check_layer(model: LanguageModel, layer: int) -> None:
     """Raises InterventionError where the model has no such layer."""
-    if not 0 <= layer < model.config.n_layers:
-        raise InterventionError(
-            f"layer index {layer} is out of range; accepted: 0..{model.config.n_layers - 1}"
-        )
+    last = model.config.n_layers - 1
+    if not is_whole(layer):
+        raise InterventionError(f"layer {layer!r} is no whole number; accepted: 0..{last}")
+    if not 0 <= layer <= last:
+        raise InterventionError(f"layer index {layer} is out of range; accepted: 0..{last}")
 
 
 def check_head(mixer: Mixer, head: int, kind: str = "z") -> None:
     """Raises InterventionError where a mixer has no such head."""
     n = n_heads_of(mixer, kind)
+    if not is_whole(head):
+        raise InterventionError(f"head {head!r} is no whole number; accepted: 0..{n - 1}")
     if not 0 <= head < n:
         raise InterventionError(
             f"head index {head} is out of range for {kind} of a {mixer.kind} mixer; accepted: 0..{n - 1}"
@@ -140,8 +184,11 @@ def checked(model: LanguageModel, site: Site, form: Form | None = None) -> Site:
         check_head(mixer, site.head, site.kind)
     if site.positions is not None and not site.positions:
         raise InterventionError("positions are (); accepted: None for all, or at least one")
-    if site.positions is not None and min(site.positions, default=0) < 0:
-        raise InterventionError(f"position {min(site.positions)} is negative; accepted: 0 and up")
+    for position in site.positions or ():
+        if not is_whole(position):
+            raise InterventionError(f"position {position!r} is no whole number; accepted: 0 and up")
+        if position < 0:
+            raise InterventionError(f"position {position} is negative; accepted: 0 and up")
     _check_channels(mixer, site)
     return site
 
@@ -153,7 +200,7 @@ def _check_channels(mixer: Mixer, site: Site) -> None:
         )
     if site.kind == TAP:
         width = mixer.conv1d.weight.shape[-1]
-        if not 0 <= site.lag < width:
+        if not is_whole(site.lag) or not 0 <= site.lag < width:
             raise InterventionError(f"lag is {site.lag}; accepted: 0..{width - 1}")
     if site.channels is None:
         return
@@ -162,7 +209,8 @@ def _check_channels(mixer: Mixer, site: Site) -> None:
             f"channels are given for a site of kind {site.kind!r}; accepted for: conv, {TAP}"
         )
     n = mixer.conv1d.weight.shape[0]
-    if not 0 <= site.channels[0] < site.channels[1] <= n:
+    whole = len(site.channels) == 2 and all(map(is_whole, site.channels))
+    if not whole or not 0 <= site.channels[0] < site.channels[1] <= n:
         raise InterventionError(f"channels are {site.channels}; accepted: 0 <= start < stop <= {n}")
 
 

@@ -34,6 +34,7 @@ from interp.sequences import RepeatedTokens
 from interp.sites import check_head, check_layer
 from interp.steering_edges import LayerMemory, Text
 from interp.subject import next_token_losses
+from interp.whole import is_whole
 from models.form import Form
 from models.language_model import LanguageModel
 
@@ -43,7 +44,7 @@ class Steering:
     """What is done to one head.
 
     Attributes:
-        head: None is the whole layer. Mamba-1: a channel.
+        head: None is the whole layer. Mamba-1: a channel; `HeadScore.unit_key` gives None for a scored layer.
         scale: Factor on what the head moves: 0 is off, 1 on.
         offset: Only the edges from `offset` places after earlier copies of the token (delta*); None is
             everything.
@@ -237,6 +238,10 @@ def _check(model: LanguageModel, one: Steering) -> None:
             )
     if one.to is not None and one.offset is None:
         raise InterventionError(f"to is {one.to} without an offset; accepted: both, or neither")
+    for name in ("offset", "to", "start", "stop"):
+        value = getattr(one, name)
+        if value is not None and not is_whole(value):
+            raise InterventionError(f"{name} is {value!r}; accepted: a whole number")
     for name in ("offset", "to"):
         value = getattr(one, name)
         if value is not None and not 0 <= value < model.config.n_ctx:

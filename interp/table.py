@@ -9,7 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from interp.records import CheckpointScores, DetectionReport, HeadScore
+from interp.records import CheckpointScores, DetectionReport, HeadScore, begins_below_chance
 
 WIDTH = 100
 # As in interp.head_scores, which would bring torch with it.
@@ -26,9 +26,13 @@ def print_report(report: DetectionReport, *, top: int = 12, file: TextIO | None 
     console.print(_heading(report), markup=False)
     if len(report.checkpoints) > 1:
         console.print(_series(report))
+        if (places := report.checkpoints[-1].icl_positions) is not None:
+            console.print(ICL_NOTE.format(*places), markup=False, style="dim")
         for line in _transition(report.phase_transition):
             console.print(line, markup=False)
     console.print(_heads(report.checkpoints[-1], top))
+    for line in _cut_note(report.checkpoints[-1]):
+        console.print(line, markup=False, style="dim")
     console.print(_verdict(report), markup=False)
     for note in report.notes:
         console.print(f"note: {note}", markup=False, style="dim")
@@ -38,8 +42,12 @@ def _heading(report: DetectionReport) -> str:
     probe = report.probe
     bos = "no BOS" if probe.bos is None else f"BOS {probe.bos}"
     mixers = ", ".join(dict.fromkeys(report.mixers))
+    # Mamba-1 has no heads: what the model counts as such are the channels of its scan.
+    units = f"{report.n_heads} {'channels' if set(report.mixers) == {'mamba1'} else 'heads'} each"
+    if len(set(report.mixers)) > 1:
+        units = f"{len(_units(report.checkpoints[-1].heads))} scored units"
     return (
-        f"{report.path}\n{report.n_layers} layers ({mixers}), {report.n_heads} heads. Probe: "
+        f"{report.path}\n{report.n_layers} layers ({mixers}), {units}. Probe: "
         f"{probe.n_sequences} "
         f"sequences of {probe.period} tokens x {probe.repeats}, {bos}, seed {probe.seed}."
     )
@@ -82,16 +90,22 @@ def _spread(checkpoints: tuple[CheckpointScores, ...], n: int) -> list[Checkpoin
     return [checkpoints[round(k * (len(checkpoints) - 1) / (n - 1))] for k in range(n)]
 
 
-# "edge top": share of induction edges that raise the attended token most. "cut": what cutting them costs.
+# "top at +1": share of edges at +1 that raise the token they read most. "cut nats": what cutting the edges at
+# the offset costs above random ones; "copy there": how much those raise the token after the earlier copy.
 _COLUMNS = (
     "prefix\nmatching",
     "previous\ntoken",
-    "copy\nedge",
-    "edge\ntop",
+    "copy\nat +1",
+    "top\nat +1",
     "copy\nlogit",
     "copy\neigen",
     "\noffset",
     "cut\nnats",
+    "copy\nthere",
+)
+ICL_NOTE = (
+    "ICL is the loss at token {} of a window minus that at token {}. Where windows have a fixed structure, "
+    "loss by position (the report's figure) tells more."
 )
 
 
@@ -119,10 +133,30 @@ def _heads(checkpoint: CheckpointScores, top: int) -> Table:
             _number(head.copying_eigenvalue, 2),
             f"+{head.offset}",
             _number(head.offset_effect_nats, 2),
+            _number(head.copying_offset, 2),
             "induction" if head.is_induction else "",
             style="bold" if head.is_induction else None,
         )
     return table
+
+
+def _cut_note(checkpoint: CheckpointScores) -> list[str]:
+    """What the causal columns are of, and what the block reading adds."""
+    cut = {head.reading for head in checkpoint.heads if head.offset_effect_nats is not None}
+    if not cut:
+        return []
+    lines = [
+        "Cut nats and copy there decide. They are of the edges at the offset, of the mixer's own reading "
+        f"({', '.join(sorted(cut))})."
+    ]
+    if any(head.reading == "block" for head in checkpoint.heads):
+        lines.append(
+            "In block rows the offset is that of the largest weight and nothing was cut: the convolution is "
+            "counted in, so that the same circuit may be found at another offset (mostly +1), with another "
+            "cost. interp.offset_profile with reading='block', or the dashboard's tab Offsets and cuts, "
+            "measures it."
+        )
+    return lines
 
 
 def _transition(transition: Mapping[str, Any] | None) -> list[str]:
@@ -141,8 +175,13 @@ def _transition(transition: Mapping[str, Any] | None) -> list[str]:
             f"{found['midpoint_step']:.0f}, "
             f"10-90 width {found['width_10_90_steps']:.0f}"
         )
+        if begins_below_chance(found):
+            above = found["above_chance_from_step"]
+            until = "stays below" if above is None else f"above it from step {above}"
+            lines.append(f"  (the rise begins below chance, {until}: no onset of matching, and no lead)")
     lead = transition.get("lead_steps")
-    if lead is not None:
+    below = begins_below_chance(transition.get("prefix_matching"))
+    if lead is not None and not (below and "prefix_matching" in (transition.get("lead_of") or ())):
         first, second = transition.get("lead_of") or ("the first", "the second")
         names = f"{first.replace('_', ' ')} over {second.replace('_', ' ')}"
         lines.append(f"Lead of {names}: {lead[0]:.0f} to {lead[1]:.0f} steps")

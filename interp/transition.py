@@ -32,7 +32,9 @@ class Transition(Displayed, display="transition"):
     curve's own unit;
     `complete` is False while more than a tenth of the change falls into the last checkpoint interval:
     midpoint and
-    width then describe the run so far.
+    width then describe the run so far. `chance`: what a curve gets without learning, for curves that have
+    one, and
+    `above_chance_from_step` the first checkpoint from which it stays above (None: never).
     """
 
     onset_step: tuple[float, float]
@@ -52,6 +54,8 @@ class Transition(Displayed, display="transition"):
     complete: bool
     n_seeds: int
     n_seeds_with_transition: int
+    chance: float | None = field(default=None, compare=False)
+    above_chance_from_step: int | None = field(default=None, compare=False)
     onset_draws: Float[np.ndarray, "draw two=2"] = field(repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +144,12 @@ def lead(first: Transition, second: Transition) -> tuple[float, float]:
     if not both.any():
         a, b, both = np.array([first.onset_step]), np.array([second.onset_step]), np.array([True])
     low, high = b[both, 0] - a[both, 1], b[both, 1] - a[both, 0]
-    return float(np.quantile(low, 0.025)), float(np.quantile(high, 0.975))
+    return _covering(low, high)
+
+
+def _covering(low: np.ndarray, high: np.ndarray) -> tuple[float, float]:
+    """What 95% of the draws lie in with both ends, to a millionth of a step (they come out of logarithms)."""
+    return round(float(np.quantile(low, 0.025)), 6), round(float(np.quantile(high, 0.975)), 6)
 
 
 def _checked(steps: Any, values: Any, name: str) -> tuple[StepAxis, Float[np.ndarray, "seed n sequence"]]:
@@ -272,7 +281,7 @@ def _intervals(
     places = places[support]
 
     def covers(low: np.ndarray, high: np.ndarray) -> tuple[float, float] | None:
-        return (float(np.quantile(low, 0.025)), float(np.quantile(high, 0.975))) if len(low) else None
+        return _covering(low, high) if len(low) else None
 
     width = places[:, 2] - places[:, 0]
     # Shapes stand about six to a checkpoint interval: no draw knows its midpoint better than half of that.

@@ -14,6 +14,7 @@ from interp.dashboard.sheet import Sheet
 from interp.dashboard.states import StateNorms
 from interp.figures.attention_map import induction_targets
 from interp.figures.downsample import block_extremes
+from interp.figures.offset_profile import RAW_COST
 from interp.figures.step_axis import positions
 from interp.figures.theme import style, theme_of
 from interp.figures.token_text import label
@@ -202,7 +203,7 @@ def cut_view(profile: CutProfile, *, mode: str = "light") -> go.Figure:
         profile.cut,
         first_offset=profile.offsets[0],
         controls={"random edges": profile.random},
-        quantity="cost of the cut (nats)",
+        quantity=RAW_COST,
         mode=mode,
     )
     figure.data[0].error_y = {"array": list(profile.cut_se), "color": theme_of(mode).muted, "thickness": 1.2}

@@ -39,9 +39,10 @@ def unit_row(head: HeadScore, with_reading: bool) -> dict[str, Any]:
         "prefix matching": head.prefix_matching,
         "chance": head.prefix_matching_chance,
         "previous token": head.previous_token,
-        "copying edge": head.copying_edge,
+        "copying at +1": head.copying_edge,
         "offset": f"{head.offset:+d}",
-        "effect (nats)": head.offset_effect_nats,
+        "cut − random (nats)": head.offset_effect_nats,
+        "copying at offset": head.copying_offset,
         "induction": head.is_induction,
     }
 

@@ -5,13 +5,14 @@ import plotly.graph_objects as go
 
 from interp.display.page import first_rows
 from interp.figures import offset_profile
+from interp.figures.offset_profile import RAW_COST
 from interp.figures.unit_name import unit_name
 from interp.records import HeadScore, to_plain
 from interp.report_text import signed
 
 SHOWN = (
     *("prefix_matching", "prefix_matching_chance", "previous_token", "previous_token_chance"),
-    *("copying", "copying_edge", "copying_eigenvalue", "offset", "offset_effect_nats"),
+    *("copying", "copying_edge", "copying_eigenvalue", "offset", "offset_effect_nats", "copying_offset"),
     *("offset_effect_se_nats", "offset_control_nats", "is_induction", "decided_by"),
 )
 
@@ -48,7 +49,7 @@ def figure(head: HeadScore, mode: str) -> go.Figure | None:
             {name: head.cut_by_offset_nats},
             first_offset=head.cut_first_offset,
             controls={} if control is None else {"random edges": control},
-            quantity="cost of the cut (nats)",
+            quantity=RAW_COST,
             mode=mode,
         )
     if not head.weight_by_offset:

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 
 from interp.display.page import first_rows
 from interp.figures import offset_profile
+from interp.figures.offset_profile import RAW_COST
 from interp.offset_profile import LayerProfile, OffsetProfile, mean, standard_error
 from interp.report_text import signed
 
@@ -89,4 +90,4 @@ def figure(profile: OffsetProfile | LayerProfile, mode: str) -> go.Figure | None
     random = [float(mean(layer.random[row])) for layer, row in rows if layer.random is not None]
     controls = {"random edges": sum(random) / len(random)} if random else None
     options = {"offsets": rows[0][0].offsets, "controls": controls, "mode": mode}
-    return offset_profile(found, quantity="cost of the cut (nats)", **options)
+    return offset_profile(found, quantity=RAW_COST, **options)

@@ -1,5 +1,6 @@
 """Patching results in a notebook: how far each site takes the metric to the other run's."""
 
+import math
 from typing import Any
 
 import pandas as pd
@@ -27,13 +28,16 @@ def _recovered(result: PatchingResult) -> list[float]:
 def words(result: PatchingResult) -> list[str]:
     """The site that recovers most."""
     shares = _recovered(result)
-    best = max(range(len(shares)), key=lambda k: shares[k])
+    finite = [k for k in range(len(shares)) if math.isfinite(shares[k])]
     base, source = float(result.base.double().mean()), float(result.source.double().mean())
-    return [
+    text = (
         f"{len(shares)} sites patched; the metric is {signed(base, 3)} in the base run and "
-        f"{signed(source, 3)} in the source run. {result.sites[best].label} recovers most: "
-        f"{signed(shares[best], 3)}."
-    ]
+        f"{signed(source, 3)} in the source run."
+    )
+    if not finite:
+        return [f"{text} The two are equal, so that there is no share to recover."]
+    best = max(finite, key=shares.__getitem__)
+    return [f"{text} {result.sites[best].label} recovers most: {signed(shares[best], 3)}."]
 
 
 def shown(result: PatchingResult) -> pd.DataFrame:

@@ -30,8 +30,8 @@ def shown(report: DetectionReport) -> pd.DataFrame:
 
 
 def to_pandas(report: DetectionReport) -> pd.DataFrame:
-    """One row for each step, layer, head and reading, the columns of the CSV."""
-    return pd.DataFrame(rows(report))
+    """One row for each step, layer, head and reading, the columns of the CSV, cuts by offset as a list."""
+    return pd.DataFrame(rows(report, lists=True))
 
 
 def figure(report: DetectionReport, mode: str) -> go.Figure | None:

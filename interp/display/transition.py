@@ -7,7 +7,8 @@ import plotly.graph_objects as go
 
 from interp.display.page import first_rows
 from interp.phase_transition import MIN_CHANGE, PhaseTransition
-from interp.report_text import CURVES, lead_sentence, steps_between
+from interp.records import begins_below_chance
+from interp.report_text import CURVES, below_chance_sentence, lead_sentence, steps_between
 from interp.transition import Transition
 
 
@@ -26,6 +27,9 @@ def words(found: PhaseTransition | Transition) -> list[str]:
         if curve is None:
             sentences.append(f"{text} has no transition.")
             continue
+        if begins_below_chance(curve.to_dict()):
+            sentences.append(below_chance_sentence(curve.to_dict()))
+            continue
         between = steps_between(curve.onset_step)
         sentences.append(f"{text} sets in between {between}, midpoint {curve.midpoint_step:,.0f}.")
     if isinstance(found, PhaseTransition) and found.lead_steps is not None:
@@ -34,17 +38,18 @@ def words(found: PhaseTransition | Transition) -> list[str]:
 
 
 def shown(found: PhaseTransition | Transition) -> pd.DataFrame:
-    """Onset, midpoint, width and change of each curve that has a transition."""
+    """Onset, midpoint, width and change of each curve that has a transition; chance is prefix matching's."""
     rows = []
     for name, curve in _curves(found).items():
         if curve is None:
             continue
-        low, high = curve.onset_step
+        (low, high), above = curve.onset_step, curve.above_chance_from_step
         rows.append(
             {
                 "curve": name.replace("_", " "),
                 "onset between": f"{low:,.0f}–{high:,.0f}",
                 "95%": _between(curve.onset_interval),
+                "above chance from": "–" if above is None else above,
             }
             | {"midpoint": round(curve.midpoint_step), "width 10–90%": round(curve.width_10_90_steps)}
             | {"change": curve.change, "support": "–" if curve.support is None else f"{curve.support:.0%}"}

@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from interp.figures.downsample import MOST_CELLS, add_note, block_extremes, block_note, causal_blank
+from interp.figures.given import checked_count, checked_limit, checked_tokens, numbers
 from interp.figures.theme import Theme, colour_bar, scale, style, theme_of
 from interp.figures.token_text import label
 
@@ -51,13 +52,14 @@ def attention_map(
         targets. Signed weights get symmetric limits, and their clearly negative cells a minus sign.
 
     Raises:
-        ValueError: the matrix is not square, does not fit the tokens, or holds a value that is not finite.
+        ValueError: the matrix is not square, does not fit the tokens, or holds a value that is not real and
+            finite; tokens that are no text; a limit that is not positive and finite; `most` below 1.
     """
     weights = _checked(matrix, tokens)
     theme, n = theme_of(mode), len(tokens)
     signed = bool(weights.min() < 0) if signed is None else signed
-    top = limit or float(np.abs(weights).max()) or 1.0
-    shown, block = block_extremes(weights, most=most)
+    top = checked_limit(limit) or float(np.abs(weights).max()) or 1.0
+    shown, block = block_extremes(weights, most=checked_count(most, "most"))
     z = causal_blank(shown)
     ends = [-top, 0, top] if signed else [0, top / 2, top]
     centres = np.arange(len(z)) * block + (block - 1) / 2
@@ -88,7 +90,8 @@ def attention_map(
 
 
 def _checked(matrix: np.ndarray | Sequence[Sequence[float]], tokens: Sequence[str | bytes]) -> np.ndarray:
-    weights = np.asarray(matrix, dtype=np.float64)
+    weights = numbers(matrix, "matrix")
+    checked_tokens(tokens)
     if (
         weights.ndim != 2
         or weights.shape[0] != weights.shape[1]

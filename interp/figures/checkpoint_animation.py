@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from interp.figures.attention_map import attention_map, negative_signs
 from interp.figures.downsample import add_note, block_extremes, causal_blank
+from interp.figures.given import checked_limit, numbers
 from interp.figures.step_slider import SLIDER_PX, add_step_slider
 from interp.figures.theme import Theme, theme_of
 
@@ -42,7 +43,8 @@ def checkpoint_animation(
     """
     if not maps or min(maps) < 0:
         raise ValueError(f"steps {sorted(maps)}; accepted: at least one, none negative")
-    weights = {step: np.asarray(maps[step], dtype=np.float32) for step in sorted(maps)}
+    given = {step: numbers(maps[step], f"the map of step {step}") for step in sorted(maps)}
+    weights = {step: matrix.astype(np.float32) for step, matrix in given.items()}
     for step, matrix in weights.items():
         if matrix.shape != (len(tokens), len(tokens)) or not np.isfinite(matrix).all():
             raise ValueError(
@@ -51,7 +53,7 @@ def checkpoint_animation(
             )
     steps = _spread(list(weights), MOST_FRAMES)
     signed = any(float(matrix.min()) < 0 for matrix in weights.values())
-    top = limit or max(float(np.abs(matrix).max()) for matrix in weights.values()) or 1.0
+    top = checked_limit(limit) or max(float(np.abs(matrix).max()) for matrix in weights.values()) or 1.0
     options = {"quantity": quantity, "mode": mode, "title": title}
     options = {"quantity": quantity, "mode": mode, "title": title, "most": MOST_CELLS}
     figure = attention_map(weights[steps[-1]], tokens, targets=targets, limit=top, signed=signed, **options)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import plotly.graph_objects as go
 
+from interp.figures.given import with_gaps
 from interp.figures.theme import style, theme_of
 from interp.figures.token_text import label
 
@@ -21,27 +22,30 @@ def effect_bars(
     """Bars in the order given.
 
     Args:
-        values: At most 40, by name.
-        errors: Standard errors by name; drawn as lines through the ends of bars.
+        values: At most 40, by name; NaN leaves its place empty.
+        errors: Standard errors by name, of all values; drawn as lines through the ends of bars.
         quantity: Name of the y axis, with its unit.
         mode: `light` or `dark`.
         title: Of the figure.
 
     Raises:
-        ValueError: no value, or more than 40.
+        ValueError: no value, or more than 40; an infinite one; a value without its error.
     """
     if not 1 <= len(values) <= MOST_BARS:
         raise ValueError(f"bars take 1 to {MOST_BARS} values; got {len(values)}")
+    heights = with_gaps(list(values.values()), "values")
+    if missing := [name for name in values if errors is not None and name not in errors]:
+        raise ValueError(f"errors have none of {missing[0]!r}; accepted: one for each value, or no errors")
     theme, names = theme_of(mode), [label(name, limit=28).replace("␣", " ") for name in values]
     figure = go.Figure(
         go.Bar(
             x=list(range(len(names))),
-            y=list(values.values()),
+            y=heights,
             error_y=None
             if errors is None
             else {
                 "type": "data",
-                "array": [errors[name] for name in values],
+                "array": with_gaps([errors[name] for name in values], "errors"),
                 "color": theme.ink,
                 "thickness": 1.2,
             },

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 import plotly.graph_objects as go
 
+from interp.figures.given import with_gaps
 from interp.figures.score_matrix import MOST_NUMBERED, MOST_NUMBERED_COLUMNS, signed_text
 from interp.figures.theme import colour_bar, on_colour, scale, style, theme_of
 
@@ -21,23 +22,24 @@ def effect_matrix(
     """Heatmap of effects, the first row on top; places without a value are left blank.
 
     Args:
-        values: By (layer, head), (layer, position) or any other pair of numbers.
+        values: By (layer, head), (layer, position) or any other pair of numbers; NaN is left blank.
         rows, columns: What the numbers are.
         quantity: Name on the colour bar, whose limits are symmetric about 0.
         mode: `light` or `dark`.
         title: Of the figure.
 
     Raises:
-        ValueError: no value.
+        ValueError: no value, or an infinite one.
     """
     if not values:
         raise ValueError("no effect to draw; give at least one")
     theme = theme_of(mode)
     layers, places = (sorted({key[k] for key in values}) for k in (0, 1))
     z = np.full((len(layers), len(places)), np.nan)
-    for (layer, place), value in values.items():
+    effects = with_gaps(list(values.values()), "values")
+    for (layer, place), value in zip(values, effects, strict=True):
         z[layers.index(layer), places.index(place)] = value
-    top = float(np.nanmax(np.abs(z))) or 1.0
+    top = float(np.abs(effects[np.isfinite(effects)]).max(initial=0.0)) or 1.0
     figure = go.Figure(
         go.Heatmap(
             z=z,

@@ -7,6 +7,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from interp.figures.downsample import add_note, block_extremes, block_note, causal_blank
+from interp.figures.given import checked_limit, numbers
 from interp.figures.theme import colour_bar, scale, style, theme_of
 
 MOST_PANELS = 144
@@ -32,10 +33,12 @@ def head_grid(
         title: Of the figure.
 
     Raises:
-        ValueError: no map, more than 144, or one that is not square and finite (named).
+        ValueError: no map, more than 144, one that is not square and finite (named), or a limit that is not
+            positive and finite.
     """
     if not 1 <= len(maps) <= MOST_PANELS:
         raise ValueError(f"a head grid takes 1 to {MOST_PANELS} maps; got {len(maps)}")
+    maps = {place: numbers(weights, f"the map of layer, head {place}") for place, weights in maps.items()}
     for place, weights in maps.items():
         if np.ndim(weights) != 2 or len({*np.shape(weights)}) != 1 or not np.isfinite(weights).all():
             raise ValueError(
@@ -44,7 +47,7 @@ def head_grid(
     theme = theme_of(mode)
     layers, heads = (sorted({place[axis] for place in maps}) for axis in (0, 1))
     signed = any(np.min(weights) < 0 for weights in maps.values())
-    top = limit or max(float(np.abs(weights).max()) for weights in maps.values()) or 1.0
+    top = checked_limit(limit) or max(float(np.abs(weights).max()) for weights in maps.values()) or 1.0
     side, largest = max(110, min(200, 900 // len(heads))), 1
     figure = make_subplots(
         rows=len(layers),

@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from interp.figures.direct_label import label_ends, room_for
+from interp.figures.given import checked_count, last_value, with_gaps
 from interp.figures.step_axis import short
 from interp.figures.theme import style, theme_of
 
@@ -24,7 +25,7 @@ def loss_by_position(
     """Mean loss by position for some checkpoints of a series.
 
     Args:
-        losses: [checkpoint position] nats; position p is the loss on predicting token p + 1.
+        losses: [checkpoint position] nats; position p is the loss on predicting token p + 1. NaN is a gap.
         steps: [checkpoint].
         positions: (late, early) of the in-context-learning score, marked.
         n_lines: At most this many checkpoints, spread evenly over the series with its first and last.
@@ -32,19 +33,22 @@ def loss_by_position(
         title: Of the figure.
 
     Raises:
-        ValueError: losses and steps differ in number, or there is none.
+        ValueError: losses and steps differ in number, or there is none; an infinite loss; a line of gaps
+            alone; `n_lines` below 1.
     """
     if len(losses) != len(steps) or not len(steps):
         raise ValueError(
             f"{len(losses)} rows of losses for {len(steps)} steps; accepted: the same number, at least 1"
         )
     theme = theme_of(mode)
-    chosen = sorted({round(i) for i in np.linspace(0, len(steps) - 1, min(n_lines, len(steps)))})
+    n_drawn = min(checked_count(n_lines, "n_lines"), len(steps))
+    chosen = sorted({round(i) for i in np.linspace(0, len(steps) - 1, n_drawn)})
+    drawn = {index: with_gaps(losses[index], "losses") for index in chosen}
     figure, labels = go.Figure(), []
     for rank, index in enumerate(chosen):
         share = 1.0 if len(chosen) == 1 else rank / (len(chosen) - 1)
         colour = theme.sequential[2 + round(share * (len(theme.sequential) - 4))]
-        values = np.asarray(losses[index], dtype=np.float64)
+        values = drawn[index]
         last = rank == len(chosen) - 1
         figure.add_scatter(
             x=np.arange(len(values)),
@@ -54,11 +58,12 @@ def loss_by_position(
             name=f"step {steps[index]:,}",
             hovertemplate=f"step {steps[index]:,}<br>position %{{x}}<br>%{{y:.3f}} nats<extra></extra>",
         )
-        tail = float(values[-max(1, len(values) // 16) :].mean())
+        last_one, end = last_value(values), values[-max(1, len(values) // 16) :]
+        tail = float(end.mean()) if np.isfinite(end).all() else last_one
         labels.append((f"step {short(steps[index])}", tail, theme.ink if last else theme.muted))
     style(figure, theme, title=title, height=340)
     n = max(len(row) for row in losses)
-    every = np.concatenate([np.asarray(losses[index], dtype=np.float64) for index in chosen])
+    every = np.concatenate([values[np.isfinite(values)] for values in drawn.values()])
     margin = 0.05 * float(np.ptp(every) or 1.0)
     y_range = (float(every.min()) - margin, float(every.max()) + margin)
     figure.update_xaxes(range=[-0.01 * n, 1.01 * n], title_text="position", showgrid=False)

@@ -8,6 +8,9 @@ import plotly.graph_objects as go
 from interp.figures.direct_label import room_for
 from interp.figures.theme import FILLS, style, theme_of
 
+# Name of the y axis where cuts are drawn as they are, with random edges as a line beside them.
+RAW_COST = "raw cost of the cut (nats)"
+
 
 def offset_profile(
     profiles: Mapping[str, Sequence[float]],

@@ -11,7 +11,7 @@ from interp.figures.direct_label import label_ends, room_for
 from interp.figures.step_axis import axis_layout, positions, short
 from interp.figures.theme import SYMBOLS, Theme, style, theme_of, transparent
 from interp.figures.unit_name import several_readings, unit_name
-from interp.records import CheckpointScores, HeadScore
+from interp.records import CheckpointScores, HeadScore, begins_below_chance
 
 # (name, axis title, label) of the panels below the head scores.
 LOSSES = (
@@ -229,7 +229,8 @@ def _onset_band(
     if curve is None:
         return
     suffix = "" if index == 1 else str(index)
-    low, high = curve.get("onset_interval") or curve["onset_step"]
+    interval = curve.get("onset_interval")
+    low, high = interval or curve["onset_step"]
     x0, x1, middle = positions(steps, [low, high, curve["midpoint_step"]])
     whole = {"xref": f"x{suffix}", "yref": f"y{suffix} domain", "y0": 0, "y1": 1, "layer": "below"}
     figure.add_shape(
@@ -238,8 +239,10 @@ def _onset_band(
     figure.add_shape(
         type="line", x0=middle, x1=middle, line={"color": colour, "width": 1.4, "dash": "dash"}, **whole
     )
+    name = "rise below chance" if begins_below_chance(curve) else "onset"
     figure.add_annotation(
-        text=f"onset {short(low)}–{short(high)} · midpoint {short(curve['midpoint_step'])}",
+        text=f"{name} {short(low)}–{short(high)}{' (95%)' if interval else ''} · "
+        f"midpoint {short(curve['midpoint_step'])}",
         x=x0,
         y=1,
         xref=f"x{suffix}",

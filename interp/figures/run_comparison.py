@@ -6,6 +6,7 @@ import numpy as np
 import plotly.graph_objects as go
 
 from interp.figures.direct_label import label_ends, room_for
+from interp.figures.given import last_value, with_gaps
 from interp.figures.step_axis import axis_layout, positions
 from interp.figures.theme import SYMBOLS, style, theme_of
 from interp.figures.token_text import label
@@ -23,7 +24,7 @@ def run_comparison(
     """Lines of several runs, named at their right ends.
 
     Args:
-        curves: (steps, values) by run name.
+        curves: (steps, values) by run name; NaN is a gap in its line.
         quantity: Name of the y axis, with its unit.
         midpoints: Midpoint step of the run's transition; marked on its line.
         y_range: Of the y axis; default the values' own, with 0 in it.
@@ -31,7 +32,8 @@ def run_comparison(
         title: Of the figure.
 
     Raises:
-        ValueError: no curve, or one with fewer than two steps (named).
+        ValueError: no curve, or one with fewer than two steps (named); an infinite value; a line of gaps
+            alone.
     """
     if not curves:
         raise ValueError("no curve to draw; give at least one")
@@ -41,9 +43,11 @@ def run_comparison(
                 f"run {name!r} has {len(steps)} steps and {len(values)} values; accepted: the same, at "
                 f"least 2"
             )
+    curves = {name: (steps, with_gaps(values, f"run {name!r}")) for name, (steps, values) in curves.items()}
     theme, figure, labels = theme_of(mode), go.Figure(), []
     grid = sorted({int(step) for steps, _ in curves.values() for step in steps})
-    every = np.concatenate([np.asarray(values, dtype=np.float64) for _, values in curves.values()])
+    ends = {name: last_value(values) for name, (_, values) in curves.items()}
+    every = np.concatenate([values[np.isfinite(values)] for _, values in curves.values()])
     margin = 0.06 * float(np.ptp([0.0, *every]) or 1.0)
     span = y_range or (min(0.0, float(every.min())) - margin, max(0.0, float(every.max())) + margin)
     looks = zip(theme.series * 4, SYMBOLS * 4, strict=True)
@@ -59,7 +63,7 @@ def run_comparison(
             name=text,
             hovertemplate=f"{text}<br>step %{{customdata:,}}<br>%{{y:.3f}}<extra></extra>",
         )
-        labels.append((text, float(values[-1]), colour))
+        labels.append((text, ends[name], colour))
         if (middle := (midpoints or {}).get(name)) is not None:
             place = positions(grid, [middle])
             marker = {

@@ -16,10 +16,11 @@ from interp.records import CheckpointScores
 SCORES = {
     "prefix_matching": ("prefix matching", 0.0, 1.0),
     "previous_token": ("previous token", 0.0, 1.0),
-    "copying_edge": ("copying (edge)", -1.0, 1.0),
+    "copying_edge": ("copying at +1", -1.0, 1.0),
+    "copying_offset": ("copying at the strongest offset", -1.0, 1.0),
     "copying": ("copying (logit)", -1.0, 1.0),
     "copying_eigenvalue": ("copying (eigenvalue)", -1.0, 1.0),
-    "offset_effect_nats": ("effect of cutting (nats)", None, None),
+    "offset_effect_nats": ("effect: cut − random edges (nats)", None, None),
 }
 # Numbers are written into cells up to this many columns and cells.
 MOST_NUMBERED_COLUMNS, MOST_NUMBERED = 12, 200

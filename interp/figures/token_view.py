@@ -6,8 +6,10 @@ import numpy as np
 import plotly.graph_objects as go
 
 from interp.figures.attention_map import MARKED_SHARE
+from interp.figures.given import checked_count, checked_limit, checked_tokens, numbers
 from interp.figures.theme import MONOSPACE, colour_bar, on_colour, scale, style, theme_of
 from interp.figures.token_text import label
+from interp.whole import is_whole
 
 
 def token_view(
@@ -34,15 +36,17 @@ def token_view(
         title: Of the figure.
 
     Raises:
-        ValueError: weights and tokens differ in number, or `selected` lies outside.
+        ValueError: weights and tokens differ in number or are none, `selected` lies outside, `n_columns` is
+            below 1, or a limit that is not positive and finite.
     """
-    values, n = np.asarray(weights, dtype=np.float64), len(tokens)
+    values, n = numbers(weights, "weights"), len(checked_tokens(tokens))
     if values.shape != (n,) or not n or not np.isfinite(values).all():
         raise ValueError(f"weights have shape {values.shape} for {n} tokens; accepted: [n], finite, n >= 1")
-    if selected is not None and not 0 <= selected < n:
+    if selected is not None and not (is_whole(selected) and 0 <= selected < n):
         raise ValueError(f"selected {selected}; accepted: 0 to {n - 1}")
+    checked_count(n_columns, "n_columns")
     theme, signed = theme_of(mode), bool(values.min() < 0)
-    top = limit or float(np.abs(values).max()) or 1.0
+    top = checked_limit(limit) or float(np.abs(values).max()) or 1.0
     low = -top if signed else 0.0
     rows = -(-n // n_columns)
     z = np.full(rows * n_columns, np.nan)

@@ -162,6 +162,41 @@ def test_errors_and_nothing_stays():
     assert not any(m._forward_hooks for m in model.modules())
 
 
+def _ideal(pattern):
+    return lambda model: idealised_pattern(model, 1, 0, pattern)
+
+
+@pytest.mark.parametrize(
+    "context, said",
+    [
+        (lambda m: resample_ablated(m, [(0, 0)], tokens()[:, :1]), r"shape \[2, 1, .*this run \[2, 9"),
+        (lambda m: resample_ablated(m, [(0, 0)], tokens()[:1]), r"shape \[1, 9, .*equal batches"),
+        (lambda m: mean_ablated(m, [(0, 0)], tokens()[:, :1], by_position=True), r"shape \[1, 1, .* run"),
+        (lambda m: patterns_held(m, tokens()[:1]), r"on tokens of shape \[1, 9\], this run has \[2, 9\]"),
+        (lambda m: patterns_held(m, tokens(seq=5)), r"on tokens of shape \[2, 5\], this run has \[2, 9\]"),
+        (_ideal(torch.ones(3, 9, 9)), r"shape \[3, 9, 9\]; accepted: \[.. 9 9\], the first axis 2"),
+        (_ideal(torch.ones(1, 9, 9)), r"shape \[1, 9, 9\]; accepted"),
+        (_ideal(torch.ones(2, 2, 9, 9)), r"shape \[2, 2, 9, 9\]; accepted"),
+    ],
+)
+def test_a_reference_of_another_shape_is_refused(context, said):
+    model = build("softmax")
+    with pytest.raises(InterventionError, match=said) as caught, context(model):
+        model(tokens())
+    assert "\n" not in str(caught.value)
+    assert not any(m._forward_hooks for m in model.modules())
+
+
+@pytest.mark.parametrize("by_position", [True, False])
+def test_a_mean_is_one_for_all_sequences_of_a_run(by_position):
+    model, ids = build("softmax"), tokens()
+    with mean_ablated(model, [(1, 1)], tokens(batch=5, seed=1), by_position=by_position):
+        assert model(ids).shape[:2] == ids.shape
+        # Token by token, each position has its own.
+        _, state = model.prefill(ids[:, :4])
+        model.step(ids[:, 4], state)
+
+
 def test_heads_are_pairs():
     model = build("softmax")
     for heads, named in (((1, 2), "1"), (["L1H2"], "'L1H2'")):

@@ -105,6 +105,27 @@ def test_the_default_probe_shrinks_and_says_so(wired):
     assert any("probe shrunk from 25 x 4 to 10 x 4" in note for note in wired.notes)
 
 
+def test_a_probe_of_unknown_training_length_is_noted(wired):
+    said = "probe of 41 tokens, as the context allows: the length of the training sequences is not known"
+    assert [said in note for note in wired.notes].count(True) == 1
+    told = detect(induction_model(), period=10, repeats=2, n_sequences=2, scores=["prefix_matching"])
+    assert not any("as the context allows" in note for note in told.notes)
+
+
+@pytest.mark.parametrize(
+    "options, said",
+    [
+        ({"period": 5.5}, r"period 5.5; accepted: None or a whole number from 1 to 100,000"),
+        ({"repeats": True}, "repeats True; accepted: None or a whole number from 2"),
+        ({"seed": 1.5}, "seed 1.5; accepted: 0 or a positive number .* a whole one"),
+        ({"n_maps": -1}, "n_maps -1; accepted"),
+    ],
+)
+def test_numbers_of_the_probe_are_whole(options, said):
+    with pytest.raises(DetectionError, match=said):
+        detect(induction_model(), **options)
+
+
 def test_what_does_not_fit_is_refused():
     model = induction_model()
     with pytest.raises(DetectionError, match=r"vocabulary too small.*20 usable.*--period 25"):

@@ -85,6 +85,8 @@ def test_phase_plot_holds_the_curves_and_shades_the_onsets(series):
     ]
     for band, onset in zip(bands, onsets, strict=True):
         np.testing.assert_allclose([band.x0, band.x1], positions(steps, onset))
+    # The shaded interval is that of the bootstrap, and its label says so.
+    assert sum("(95%) · midpoint" in note.text for note in figure.layout.annotations) == 3
     plain = figures.phase_plot(series.checkpoints)
     assert not [shape for shape in plain.layout.shapes if shape.type == "rect"]
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from language_models import CONFIGS, build, tokens
 
+from interp.attribution import attribution_patching
 from interp.errors import InterventionError
 from interp.patching import activation_patching, patched, record, swapped_state
 from interp.path_patching import Receiver, Sender, all_receivers, patch_paths, path_patching_scores
@@ -228,12 +229,45 @@ def test_nothing_stays_attached_after_an_exception():
         (Site(kind="conv", layer=0, channels=(3, 99)), InterventionError, r"channels are \(3, 99\)"),
         (Site(kind="z", layer=0, positions=(-1,)), InterventionError, "position -1"),
         (Site(kind="z", layer=0, positions=()), InterventionError, "at least one"),
+        (Site(kind="z", layer=0, positions=(1.5,)), InterventionError, "position 1.5 is no whole number"),
+        (Site(kind="z", layer=1, head=True), InterventionError, "head True is no whole number"),
+        (Site(kind="z", layer=1.0), InterventionError, r"layer 1.0 is no whole number; accepted: 0..3"),
+        (Site(kind="tap", layer=0, lag=0.5), InterventionError, r"lag is 0.5; accepted: 0..3"),
+        (Site(kind="conv", layer=0, channels=(0.5, 2)), InterventionError, r"channels are \(0.5, 2\)"),
     ],
 )
 def test_errors_name_the_value_and_what_is_accepted(site, error, said):
     with pytest.raises(error, match=said) as caught:
         record(build("hybrid"), tokens(), [site])
     assert "\n" not in str(caught.value)
+
+
+def test_nothing_to_recover_is_nan():
+    model, ids = build("softmax"), tokens()
+    found = activation_patching(model, ids, ids, [Site(kind="z", layer=0)], torch.mean)
+    assert found.recovered.isnan().all()
+    assert "no share to recover" in found._repr_html_()
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda m, ids, sites: activation_patching(m, ids, ids, sites, lambda logits: None),
+        lambda m, ids, sites: attribution_patching(m, ids, ids, sites, lambda logits: None),
+        lambda m, ids, sites: path_patching_scores(
+            m, ids, ids, [Sender(layer=0)], [Receiver(kind="logits")], lambda logits: None
+        ),
+    ],
+)
+def test_a_metric_gives_a_tensor(act):
+    with pytest.raises(InterventionError, match="the metric gave None; accepted: a tensor"):
+        act(build("softmax"), tokens(), [Site(kind="z", layer=0)])
+
+
+def test_attribution_names_a_position_beyond_the_run():
+    sites = [Site(kind="z", layer=0, positions=(99,))]
+    with pytest.raises(InterventionError, match=r"position 99 is beyond the run's 9; accepted: 0..8"):
+        attribution_patching(build("softmax"), tokens(), tokens(seed=1), sites, torch.mean)
 
 
 def test_errors_of_forms_shapes_and_paths():

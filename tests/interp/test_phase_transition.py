@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from interp_reports import STEPS, report
 
-from interp.phase_transition import fit_transition, from_checkpoints, lead, phase_transition
+from interp.phase_transition import MIN_CHANGE, fit_transition, from_checkpoints, lead, phase_transition
+from interp.records import begins_below_chance
 from interp.transition_fit import StepAxis, crossing
 
 GRID = np.unique(np.round(np.geomspace(1, 4000, 30)).astype(int))
@@ -217,6 +218,35 @@ def test_a_single_sequence_has_no_intervals():
     found = fit_transition(GRID0, logistic(GRID0, 300, 0.2, 0, 1), min_change=0.1)
     assert found.onset_interval is found.midpoint_interval is found.support is None
     assert holds(lead(found, found), 0)
+
+
+@pytest.mark.parametrize(
+    "low, above, begins_below", [(0.01, 200, True), (0.064, 80, False), (0.2, GRID0[0], False)]
+)
+def test_a_rise_from_below_chance_is_told_from_one_above_it(low, above, begins_below):
+    """The onset is the 10% point of the fitted rise, wherever chance lies; the record says where it does."""
+    curve = logistic(GRID0, 400, 0.35, low, low + 0.2)
+    options = {"min_change": {**MIN_CHANGE, "prefix_matching": 0.1}}
+    values = samples(curve, np.random.default_rng(4), sd=0.002, common=0)
+    found = phase_transition(GRID0, prefix_matching=values, chance=0.065, **options).prefix_matching
+    assert found == phase_transition(GRID0, prefix_matching=values, **options).prefix_matching
+    first = next(int(step) for step in GRID0 if step >= above)
+    places = GRID0.tolist()
+    assert abs(places.index(found.above_chance_from_step) - places.index(first)) <= 1
+    plain = found.to_dict()
+    assert begins_below_chance(plain) is begins_below
+    assert plain["chance"] == 0.065
+    assert begins_below_chance(plain | {"above_chance_from_step": None})
+    assert not begins_below_chance(plain | {"chance": None}) and not begins_below_chance(None)
+
+
+def test_steps_of_intervals_are_steps():
+    """Censored onsets are checkpoints: no rounding of logarithms is left in them."""
+    curve = logistic(GRID0, 300, 0.05, 0.0, 3.0)
+    values = samples(curve, np.random.default_rng(1), sd=0.02)
+    found = fit_transition(GRID0, values, min_change=0.2, onset_thresholds=(0.1, 1.0))
+    assert set(found.onset_interval) <= set(GRID0.tolist())
+    assert all(end == round(end, 6) for end in lead(found, found))
 
 
 def test_checkpoints_are_read_at_the_unit_that_is_strongest_at_the_end():

@@ -97,6 +97,9 @@ def test_random_tokens_that_do_not_repeat_are_refused():
 def test_a_pattern_of_another_length_is_refused(probe):
     with pytest.raises(ValueError, match=r"the probe has 3 sequences"):
         prefix_matching_score(_uniform(5).expand(3, 1, 5, 5), probe)
+    seq = probe.tokens.shape[1]
+    with pytest.raises(ValueError, match=rf"the probe has 3 sequences, {seq} rows and {seq} sources"):
+        prefix_matching_score(_uniform(seq).expand(3, 1, -1, -1)[..., :-1], probe)
     with pytest.raises(ValueError, match="rowsum, latest, pairs"):
         pattern = _uniform(probe.tokens.shape[1]).expand(3, 1, -1, -1)
         prefix_matching_score(pattern, probe, "sum")

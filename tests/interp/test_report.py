@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import io
 import json
 import re
 from dataclasses import replace
@@ -9,9 +10,11 @@ from dataclasses import replace
 import pytest
 from interp_reports import NASTY, STEPS, report
 
+from interp.figures import phase_plot
 from interp.report import html_report, summary_report, write_report
 from interp.report_figures import difference
 from interp.report_text import finding
+from interp.table import print_report
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +121,26 @@ def test_a_lead_that_includes_zero_is_not_called_a_lead(series):
     assert "cannot be told" in texts["unknown"]
     assert texts["first"] == "Prefix matching leads the in-context-learning score by 20 to 80 steps (95%)."
     assert texts["second"] == "The in-context-learning score leads prefix matching by 20 to 80 steps (95%)."
+
+
+def test_an_onset_below_chance_is_no_lead(series):
+    found = dict(series.phase_transition) | {"lead_steps": [20, 80]}
+    onset = found["prefix_matching"]["onset_step"]
+    later = next(step for step in STEPS if step > onset[1])
+    for above, until in ((later, f"it is above chance from step {later:,}"), (None, "it stays there")):
+        below = found["prefix_matching"] | {"chance": 0.3, "above_chance_from_step": above}
+        changed = _with(series, found | {"prefix_matching": below})
+        said = finding(changed)
+        assert any(text.startswith("Prefix matching begins to rise") and until in text for text in said)
+        assert said[-1].startswith("No lead of prefix matching over the in-context-learning score is read")
+        panel = phase_plot(changed.checkpoints, transition=changed.phase_transition)
+        assert any(note.text.startswith("rise below chance") for note in panel.layout.annotations)
+        assert not any("leads" in text or "Prefix matching sets in" in text for text in said)
+        printed = io.StringIO()
+        print_report(changed, file=printed)
+        assert "the rise begins below chance" in printed.getvalue() and "Lead of" not in printed.getvalue()
+    shown = text_of(summary_report({"run": changed}))
+    assert "rise begins below chance" in shown and "below chance; above it never" in shown
 
 
 def _with(series, transition):

@@ -205,6 +205,8 @@ def test_a_trained_model_loses_its_repeats_and_little_else(trained):
         (Steering(layer=0, start=5, stop=2), "positions 5..2"),
         (Steering(layer=0, offset=1, to=3, level="state"), "accepted: a move to an earlier offset"),
         (Steering(layer=0, head=1, scale=0.0, level="state"), "shares its values with others"),
+        (Steering(layer=0, offset=1.5), "offset is 1.5; accepted: a whole number"),
+        (Steering(layer=0, start=0.5), "start is 0.5; accepted: a whole number"),
         (Steering(layer=0, scale=float("nan")), "scale is nan; accepted: a finite number"),
     ],
 )

@@ -1,0 +1,94 @@
+"""The printed table, the page's table and the demo's say the same of a unit, and what decides about it."""
+
+import html
+import io
+import re
+from dataclasses import replace
+
+import pytest
+from interp_reports import report
+
+from experiments.demo import COLUMNS, _cells
+from interp.report import html_report
+from interp.report_text import finding
+from interp.table import print_report
+
+CUT = {"decided_by": "causal", "is_induction": True, "offset": 3, "offset_effect_nats": 1.81}
+CUT |= {"copying_edge": -0.88, "copying_offset": 0.28, "cut_first_offset": 2}
+CUT |= {"cut_by_offset_nats": (0.0, 1.9)}
+CUT |= {"offset_effect_se_nats": 0.1, "offset_control_nats": 0.09}
+
+
+@pytest.fixture(scope="module")
+def cut():
+    """One checkpoint of Mamba-2 whose L1H2 copies at the offset that decides, and not at +1."""
+    found = report(mixer="mamba2", steps=(500,))
+    heads = [
+        replace(head, **CUT) if (head.layer, head.head, head.reading) == (1, 2, "ssm") else head
+        for head in found.checkpoints[0].heads
+    ]
+    return replace(found, checkpoints=(replace(found.checkpoints[0], heads=tuple(heads)),))
+
+
+def _printed(found):
+    file = io.StringIO()
+    print_report(found, file=file, top=50)
+    return file.getvalue()
+
+
+def _row(lines, name):
+    return next(line for line in lines if line.split()[:2] == name.split())
+
+
+def test_the_copying_that_decides_stands_beside_the_verdict(cut):
+    row = _row(_printed(cut).splitlines(), "L1H2 ssm")
+    assert row.split()[-4:] == ["+3", "1.81", "0.28", "induction"]
+    page = re.search(r'<div class="units">.*?</div></div>', html_report(cut), flags=re.S).group(0)
+    cells = [html.unescape(re.sub("<[^>]+>", "", cell)) for cell in re.findall(r"<t[hd]>.*?</t[hd]>", page)]
+    names = cells[: cells.index("induction") + 1]
+    at = cells.index("L1H2 ssm")
+    found = dict(zip(names, cells[at : at + len(names)], strict=True))
+    assert found["copying at offset"] == "0.28" and found["copying at +1"].startswith("−0.88")
+    assert found["effect: cut − random (nats)"] == "1.81 ± 0.100" and found["offset"] == "+3"
+    of_the_demo = dict(zip(COLUMNS[2:], _cells(cut), strict=True))
+    assert (of_the_demo["strongest cut"], of_the_demo["copying"]) == ("L1H2 ssm", "0.28")
+    assert cut.checkpoints[0].to_pandas().copying_offset.max() == 0.28
+
+
+def test_what_was_cut_and_what_was_not_is_said(cut):
+    said = " ".join(_printed(cut).split())
+    assert "of the mixer's own reading (ssm)" in said and "interp.offset_profile with reading='block'" in said
+    softmax = report(steps=(500,))
+    assert "own reading" not in _printed(softmax)
+    terms = html_report(softmax)
+    for name in ("Offset", "Effect", "Induction head", "Onset", "Lead", "Copying at the offset"):
+        assert f"<dt>{name}</dt>" in terms
+
+
+def test_a_series_says_which_positions_the_score_compares():
+    said = " ".join(_printed(report(steps=(0, 10, 100, 1000))).split())
+    assert "ICL is the loss at token 120 of a window minus that at token 20" in said
+
+
+def test_channels_are_not_called_heads():
+    assert "2 layers (mamba1), 4 channels each." in _printed(report(mixer="mamba1", steps=(500,)))
+    mixed = replace(report(mixer="mamba2", steps=(500,)), mixers=("mamba1", "softmax"))
+    assert "2 layers (mamba1, softmax), 8 scored units." in _printed(mixed)
+    assert "2 layers (mamba2), 4 heads each." in _printed(report(mixer="mamba2", steps=(500,)))
+
+
+def test_a_unit_that_copies_too_weakly_at_its_offset_says_so(cut):
+    last = cut.checkpoints[0]
+    weak = [
+        replace(head, is_induction=False, decided_by="causal", prefix_matching=0.5 + head.head)
+        for head in last.heads
+        if (head.layer, head.head) == (1, 2)
+    ]
+    weak = tuple(replace(head, copying_offset=-0.4) if head.copying_offset else head for head in weak)
+    changed = replace(cut, checkpoints=(replace(last, heads=weak),))
+    assert "copying −0.40, 0 is asked at offset +3" in finding(changed)[0]
+
+
+def test_cuts_by_offset_are_lists_in_a_table(cut):
+    table = cut.to_pandas()
+    assert list(table.cut_by_offset_nats.dropna()) == [[0.0, 1.9]]
