@@ -5,6 +5,7 @@ optimiser state: so a run that was killed and resumed gives the same weights, bi
 many threads.
 """
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from experiments.run_folder import RunFolder
 from experiments.schedule import checkpoint_steps, learning_rate
 from experiments.step import make_step
 from models.checkpoint import load_model
-from models.errors import ConfigError
 from models.language_model import LanguageModel
 
 
@@ -61,17 +61,24 @@ def train(
 
     Raises:
         ConfigError: settings that do not fit together, this machine, or the run that is resumed.
-        CheckpointError: `out` is not empty, has nothing to resume, is damaged, or its disk is full.
+        CheckpointError: `out` is not empty, has nothing to resume, is damaged, another process trains in it,
+            or its disk is full.
         TrainingError: the loss or a gradient is no longer finite.
     """
-    placement = place(device)
+    placement, folder = place(device), RunFolder(Path(out))
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     try:
-        run = _Run(config, RunFolder(Path(out)), placement, progress or Progress())
+        run = _Run(config, folder, placement, progress or Progress())
         run.open(name, resume)
         return run.train()
+    except BaseException:
+        # Without a checkpoint, else the corrected command would find the folder taken.
+        with contextlib.suppress(OSError):
+            folder.discard()
+        raise
     finally:
+        folder.release()
         placement.close()
 
 
@@ -91,19 +98,10 @@ class _Run:
     def open(self, name: str, resume: bool) -> None:
         """Make or take up the folder, then data, model, optimiser and the state to begin from."""
         self._open_folder(name, resume)
-        try:
-            self._prepare(resume)
-        except ConfigError:
-            # Else the corrected command would find the folder taken.
-            if not resume and self.placement.is_main:
-                self.folder.discard()
-            raise
-
-    def _prepare(self, resume: bool) -> None:
+        latest = self.folder.to_resume() if resume else None
         self._open_data()
         device = self.placement.device
         config = self.config.model.replace(seed=self.config.seeds.init)
-        latest = self.folder.latest() if resume else None
         self.model = (LanguageModel(config) if latest is None else load_model(latest[1])).to(device)
         self.model.train()
         self.optimiser = build_optimiser(

@@ -65,6 +65,7 @@ def test_a_finished_run_resumed_prints_its_line(tiny, tmp_path, capsys):
     [
         (["--set", "optimiser.rl=1"], 2, "no setting 'optimiser.rl'; did you mean optimiser.lr"),
         (["--set", "optimiser.lr=-1"], 2, "lr is -1"),
+        (["--set", 'data={"kind": ["x"]}'], 2, "data.kind is ['x']; accepted: periodic, "),
         (["--set", "training.cuda_graph=true"], 1, "cuda_graph"),
         (["--resume"], 1, "nothing to resume"),
     ],
@@ -157,3 +158,20 @@ def test_damaged_training_state(tiny, tmp_path, capsys, text):
     assert main([*words, "--resume"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and str(last) in error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no CONFIG; accepted: CONFIG = ExperimentConfig"),
+        ("CONFIG = {}", "holds a CONFIG that is a dict; accepted: CONFIG = ExperimentConfig"),
+        ("CONFIG = ExperimentConfig()", "does not run: NameError"),
+    ],
+)
+def test_a_file_without_a_configuration_says_where_it_comes_from(tmp_path, capsys, text, message):
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    assert main([str(path), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and message in error
+    assert "from experiments.config import ExperimentConfig" in error
