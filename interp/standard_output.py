@@ -24,7 +24,7 @@ def printed() -> Iterator[None]:
     """
     out = sys.stdout
     if out is None or out.closed:
-        raise OutputError(errno.EBADF, "is closed", "stdout")
+        raise OutputError(errno.EBADF, "closed", "stdout")
     if hasattr(out, "reconfigure"):
         out.reconfigure(errors="replace")
     try:

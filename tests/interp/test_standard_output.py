@@ -18,7 +18,7 @@ def test_characters_that_the_encoding_lacks_are_replaced(monkeypatch):
 
 def test_what_cannot_be_written_is_one_error_and_ends_there(monkeypatch):
     monkeypatch.setattr(sys, "stdout", None)
-    with pytest.raises(OutputError, match="is closed: 'stdout'"):
+    with pytest.raises(OutputError, match="closed: 'stdout'"):
         say("words")
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
