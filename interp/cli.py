@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib.util
+import os
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage).
     """
     options = _parser().parse_args(argv)
+    if sys.stderr is None:
+        # Closed (`2>&-`): print would write to stdout instead.
+        sys.stderr = open(os.devnull, "w")
     # Imported late: `--help` and wrong usage answer at once.
     from interp.errors import DetectionError
 
@@ -256,7 +260,7 @@ def _progress(quiet: bool) -> Iterator[Any]:
     """A callback for `detect`: a bar on a terminal, a line for each checkpoint elsewhere, nothing when
     quiet.
     """
-    if quiet or sys.stderr is None:
+    if quiet:
         yield None
     elif not sys.stderr.isatty():
         yield _plain_progress

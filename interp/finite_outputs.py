@@ -1,0 +1,37 @@
+"""Models whose numbers overflow: refused by name, before and after they are measured."""
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from interp.errors import DetectionError
+from interp.records import CheckpointScores, to_plain
+from interp.subject import Subject
+
+
+def check_finite_outputs(subject: Subject, tokens: Int[Tensor, "batch seq"], where: str) -> None:
+    """Run the first sequence.
+
+    Raises:
+        DetectionError: one of its losses is NaN or infinite; `where` (a step) begins the message.
+    """
+    losses = subject.losses(tokens[:1])
+    bad = int((~torch.isfinite(losses)).sum())
+    if bad:
+        raise DetectionError(
+            f"{where}: the model's outputs are not finite (the losses of {bad} of {losses.numel()} tokens "
+            "are NaN or infinite), so nothing can be read from it; its weights are too large, or overflow in "
+            "its dtype"
+        )
+
+
+def check_finite_scores(scores: CheckpointScores) -> None:
+    """Refuse scores of which one is NaN or infinite.
+
+    Raises:
+        DetectionError: names the first of them.
+    """
+    try:
+        to_plain(scores, samples=True)
+    except ValueError as error:
+        raise DetectionError(f"step {scores.step}: the model's outputs are not finite: {error}") from None
