@@ -13,15 +13,15 @@ def check_finite_outputs(subject: Subject, tokens: Int[Tensor, "batch seq"], whe
     """Run the first sequence.
 
     Raises:
-        DetectionError: one of its losses is NaN or infinite; `where` (a step) begins the message.
+        DetectionError: one of its logits is NaN or infinite; `where` (a step) begins the message.
     """
-    losses = subject.losses(tokens[:1])
-    bad = int((~torch.isfinite(losses)).sum())
+    with torch.no_grad():
+        logits = subject.logits(tokens[:1].to(subject.device))
+    bad = int((~torch.isfinite(logits)).sum())
     if bad:
         raise DetectionError(
-            f"{where}: the model's outputs are not finite (the losses of {bad} of {losses.numel()} tokens "
-            "are NaN or infinite), so nothing can be read from it; its weights are too large, or overflow in "
-            "its dtype"
+            f"{where}: the model's outputs are not finite ({bad:,} of {logits.numel():,} logits are NaN or "
+            "infinite), so nothing can be read from it; its weights are too large, or overflow in its dtype"
         )
 
 

@@ -39,7 +39,7 @@ def test_outputs_that_are_not_finite(checkpoint, capsys, weight):
     tensors = load(file.read_bytes())
     tensors[weight].mul_(0).add_(3e38)
     save_file(tensors, file)
-    _refused(capsys, checkpoint, match="step 0: the model's outputs are not finite (the losses of ")
+    _refused(capsys, checkpoint, match="step 0: the model's outputs are not finite (")
 
 
 def test_paths_that_are_no_file(capsys):
@@ -62,7 +62,8 @@ def test_windows_that_cannot_be_read(run_folder, capsys, tokens, message):
 
 
 def test_a_log_that_is_no_text_gives_the_tokens_that_it_has(run_folder, tmp_path):
-    lines = ('{"step": 0, "tokens": 0}', "\udcff\udcfe", '{"step": [], "tokens": 3}', '{"step": 10, "tokens": 7}')
+    lines = [f'{{"step": {step}, "tokens": {tokens}}}' for step, tokens in ((0, 0), ("[]", 3), (10, 7))]
+    lines.insert(1, "\udcff\udcfe")
     (run_folder / "metrics.jsonl").write_bytes("\n".join(lines).encode(errors="surrogateescape"))
     file = tmp_path / "out.json"
     assert main([str(run_folder), "--quiet", "--scores", "repeats", "--json", str(file)]) == 0
