@@ -123,7 +123,7 @@ def _serve(options: argparse.Namespace) -> None:
     from interp.dashboard.server import serve_on, url
 
     paths = [options.path, *([options.second] if options.second else [])]
-    with ProgressLine(PROG) as line:
+    with ProgressLine(PROG, every_s=None) as line:
         line(f"opening {' and '.join(paths)} ...")
         desk = Desk(paths, ahead=True)
     server = serve_on(make_app(desk).server, options.host, options.port)

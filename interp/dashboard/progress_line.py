@@ -11,10 +11,10 @@ class ProgressLine:
     """Called with a short sentence; used as a context, it leaves no unfinished line behind.
 
     On a terminal each sentence replaces the one before. Elsewhere a sentence is a line, the first at once and
-    then at most one in `every_s` seconds.
+    then at most one in `every_s` seconds (None: nothing).
     """
 
-    def __init__(self, prog: str, *, every_s: float = EVERY_S):
+    def __init__(self, prog: str, *, every_s: float | None = EVERY_S):
         self.prog, self.every_s = prog, every_s
         self._next = 0.0
 
@@ -29,7 +29,7 @@ class ProgressLine:
             return
         if sys.stderr.isatty():
             self._rewrite(words)
-        elif time.monotonic() >= self._next:
+        elif self.every_s is not None and time.monotonic() >= self._next:
             self._next = time.monotonic() + self.every_s
             print(f"{self.prog}: {words}", file=sys.stderr, flush=True)
 
