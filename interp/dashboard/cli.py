@@ -34,9 +34,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             said = f"{where}{error.strerror or error}"
-        except BrokenPipeError:
-            # The reader of the line went away (`| head`).
-            return 0
         except KeyboardInterrupt:
             print(file=sys.stderr)
             said = None if options.export is None else "interrupted; no page was written"
@@ -97,11 +94,15 @@ def _check_export(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     for name in ("prompt", "heads", "steps"):
         if options.export is None and getattr(options, name) is not None:
             parser.error(f"--{name} belongs to --export")
+    if options.export in ("", "-"):
+        parser.error(f"--export {options.export!r}; accepted: the name of a file to write")
 
 
 def _export(options: argparse.Namespace) -> None:
     from interp.dashboard.export import export_page
+    from interp.output_files import check_name
 
+    check_name("--export", options.export)
     chosen = {"prompts": options.prompt or (), "heads": options.heads, "steps": options.steps}
     paths = [options.path, *([options.second] if options.second else [])]
     with ProgressLine(PROG) as line:

@@ -106,3 +106,19 @@ def test_finished_scores_of_wrong_types_are_named(checkpoint, tmp_path, capsys):
     ):
         file.write_text(json.dumps(values))
         _refused(capsys, *words, match=f"{file} cannot be used ({message}")
+
+
+@pytest.mark.parametrize("name", ["run/run.json", "run/step_00000010/model.safetensors"])
+def test_files_of_the_run_are_not_written_over(run_folder, tmp_path, capsys, name):
+    (run_folder / "run.json").write_text("{}")
+    before = (tmp_path / name).read_bytes()
+    _refused(capsys, run_folder, "--csv", tmp_path / name, match="is a file of a run or a model, which --csv")
+    assert (tmp_path / name).read_bytes() == before
+
+
+def test_a_pipe_is_written_to(checkpoint, capsys):
+    reader, writer = os.pipe()
+    assert main([str(checkpoint), "--quiet", "--scores", "repeats", "--csv", f"/proc/self/fd/{writer}"]) == 0
+    os.close(writer)
+    with open(reader) as file:
+        assert file.readline().startswith("step,")
