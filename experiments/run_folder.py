@@ -116,7 +116,20 @@ class RunFolder:
         self._lock.release()
 
     def save_windows(self, tokens: Int[Tensor, "window seq"]) -> None:
-        """Write the held-out windows, the same for every checkpoint."""
+        """Write the held-out windows, the same for every checkpoint.
+
+        Raises:
+            CheckpointError: the folder has others: its checkpoints were measured on those.
+        """
+        path = self.path / "eval.safetensors"
+        if path.is_file():
+            kept = read_tensors(path).get("tokens")
+            if kept is None or not torch.equal(kept, tokens.to(torch.int32)):
+                raise CheckpointError(
+                    f"{path} holds other windows than the run's data gives now: the text or this file was "
+                    "changed"
+                )
+            return
         self._write("eval.safetensors", safetensors.torch.save({"tokens": tokens.to(torch.int32)}))
 
     def save_checkpoint(

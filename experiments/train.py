@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from experiments.clamping import clamped
-from experiments.config import ExperimentConfig
+from experiments.config import ExperimentConfig, differing_keys
 from experiments.data import synthetic_task
 from experiments.data.batch import Batch
 from experiments.errors import TrainingError
@@ -29,6 +29,8 @@ from experiments.run_folder import RunFolder
 from experiments.schedule import checkpoint_steps, learning_rate
 from experiments.step import make_step
 from models.checkpoint import load_model
+from models.config import LanguageModelConfig
+from models.errors import CheckpointError
 from models.language_model import LanguageModel
 
 
@@ -102,7 +104,7 @@ class _Run:
         self._open_data()
         device = self.placement.device
         config = self.config.model.replace(seed=self.config.seeds.init)
-        self.model = (LanguageModel(config) if latest is None else load_model(latest[1])).to(device)
+        self.model = (LanguageModel(config) if latest is None else _loaded(latest[1], config)).to(device)
         self.model.train()
         self.optimiser = build_optimiser(
             self.model, self.config.optimiser, device, capturable=self._captured
@@ -234,6 +236,16 @@ class _Run:
         self.record = {"step": self.step, "tokens": tokens, "wall_s": round(self.wall_s, 3), **values}
         self.folder.add_metrics(self.record)
         self.progress.update(self.record)
+
+
+def _loaded(checkpoint: Path, config: LanguageModelConfig) -> LanguageModel:
+    """A checkpoint's model, if it is the one that the run trains."""
+    model = load_model(checkpoint)
+    if differences := differing_keys(model.config.to_dict(), config.to_dict()):
+        raise CheckpointError(
+            f"{checkpoint} holds another model than the run trains: {'; '.join(differences[:5])}"
+        )
+    return model
 
 
 class _Window:

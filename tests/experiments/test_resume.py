@@ -3,11 +3,6 @@
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 import safetensors.torch
@@ -20,7 +15,6 @@ from experiments.folder_lock import FolderLock
 from experiments.train import train
 from models.errors import CheckpointError
 
-ROOT = Path(__file__).resolve().parents[2]
 CONFIG = small_run(steps=40, every=20)
 
 
@@ -79,24 +73,6 @@ def test_a_folder_that_is_written_by_another_process_is_left_alone(run, resume):
     assert not (run / ".lock").exists()
 
 
-def test_a_killed_process_leaves_no_lock(tmp_path):
-    config = tmp_path / "tiny.json"
-    config.write_text(json.dumps(small_run(steps=100_000, every=100_000).to_dict()))
-    out = tmp_path / "run"
-    command = [sys.executable, "-m", "experiments.cli", str(config), "--out", str(out), "--quiet"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    child = subprocess.Popen(command, cwd=tmp_path, env=environment)
-    deadline = time.monotonic() + 60
-    while not (out / "step_00000000").exists() and time.monotonic() < deadline and child.poll() is None:
-        time.sleep(0.02)
-    with pytest.raises(CheckpointError, match="being written by another training"):
-        train(small_run(steps=100_000, every=100_000), out, resume=True)
-    child.send_signal(signal.SIGKILL)
-    child.wait()
-    assert (out / ".lock").exists()
-    FolderLock(out).take()
-
-
 def test_a_file_system_without_locks_is_trained_on(tmp_path, monkeypatch):
     def none(*_):
         raise OSError(37, "No locks available")
@@ -111,6 +87,32 @@ def test_files_of_another_step_are_refused(run, name):
     shutil.copy(run / "step_00000020" / name, run / "step_00000040" / name)
     with pytest.raises(CheckpointError, match=f"step_00000040/{name} is not the file that was saved"):
         train(CONFIG, run, resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("step_00000040/config.json", "another model than the run trains: "),
+        ("eval.safetensors", "other windows than the run's data gives now"),
+    ],
+)
+def test_a_changed_model_or_other_windows_are_refused(run, name, message):
+    path = run / name
+    if path.suffix == ".safetensors":
+        tokens = safetensors.torch.load_file(path)["tokens"]
+        safetensors.torch.save_file({"tokens": tokens + 1}, path)
+    else:
+        values = json.loads(path.read_text())
+        key = next(key for key in values if "eps" in key)
+        path.write_text(json.dumps({**values, key: 0.5}))
+    before = contents(run)
+    with pytest.raises(CheckpointError, match=message):
+        train(CONFIG, run, resume=True)
+    assert contents(run) == before
+    if path.suffix == ".safetensors":
+        path.unlink()
+        train(CONFIG, run, resume=True)
+        assert path.is_file()
 
 
 def test_runs_without_digests_are_resumed(run):
