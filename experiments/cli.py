@@ -48,6 +48,12 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     except ConfigError as error:
         print(f"train-lm: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        # A path that the system does not take, such as one that is too long.
+        if isinstance(error, OutputError | BrokenPipeError):
+            raise
+        print(f"train-lm: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 2
     return _train(name, config, options)
 
 

@@ -76,6 +76,21 @@ def test_errors_are_one_line(tiny, tmp_path, capsys, arguments, status, message)
     assert error.count("\n") == 1 and message in error
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["RUN", "--set", f"optimiser.lr={'[' * 5000}"], "lr is '["),
+        (["x" * 5000 + ".json"], "File name too long"),
+        (["--resume", "--out", "x" * 5000], "File name too long"),
+    ],
+)
+def test_words_that_are_too_long_are_one_line(tiny, tmp_path, capsys, words, message):
+    words = [tiny if word == "RUN" else word for word in words]
+    assert main(["--out", str(tmp_path / "run"), *words]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and message in error
+
+
 def test_unknown_run_and_used_folder(tiny, tmp_path, capsys):
     assert main(["copy-softmix", "--out", str(tmp_path / "run")]) == 2
     assert "did you mean copy-softmax" in capsys.readouterr().err
