@@ -10,13 +10,16 @@ from interp.subject import Subject
 
 
 def check_finite_outputs(subject: Subject, tokens: Int[Tensor, "batch seq"], where: str) -> None:
-    """Run the first sequence.
+    """Run the first sequence (the first batch on a GPU).
 
     Raises:
         DetectionError: one of its logits is NaN or infinite; `where` (a step) begins the message.
     """
+    # On a GPU the shape of the losses that follow: kernels are compiled for no other one.
+    on_gpu = torch.device(subject.device).type == "cuda"
+    rows = next(subject.batches(*tokens.shape)) if on_gpu else slice(1)
     with torch.no_grad():
-        logits = subject.logits(tokens[:1].to(subject.device))
+        logits = subject.logits(tokens[rows].to(subject.device))
     bad = int((~torch.isfinite(logits)).sum())
     if bad:
         raise DetectionError(
