@@ -4,6 +4,7 @@
 OUT/run.json  metrics.jsonl  eval.safetensors  corpus/ (text)  step_00000000/ ... step_00002000/
 ```
 `metrics.jsonl` is the only file that grows; on resume it is cut back to the records of the checkpoint's step.
+`.lock` is there while a process writes the folder.
 """
 
 import hashlib
@@ -124,7 +125,7 @@ class RunFolder:
         path = self.path / "eval.safetensors"
         if path.is_file():
             kept = read_tensors(path).get("tokens")
-            if kept is None or not torch.equal(kept, tokens.to(torch.int32)):
+            if kept is None or not torch.equal(kept.to(torch.int64), tokens.to(torch.int64)):
                 raise CheckpointError(
                     f"{path} holds other windows than the run's data gives now: the text or this file was "
                     "changed"
