@@ -59,7 +59,7 @@ def test_a_foreign_model_is_read_in_place_of_ours(tmp_path):
     from models.language_model import LanguageModel
     from models.pretrained import from_pretrained
 
-    assert 'from_pretrained("gpt2")' in TEXT
+    assert 'from_pretrained("openai-community/gpt2")' in TEXT
     gpt2().save_pretrained(tmp_path)
     assert isinstance(from_pretrained(tmp_path), LanguageModel)
 
