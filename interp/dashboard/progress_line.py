@@ -35,6 +35,8 @@ class ProgressLine:
 
     def warn(self, words: str) -> None:
         """Say something that stays."""
+        if sys.stderr is None:
+            return
         self._rewrite("")
         print(f"{self.prog}: {words}", file=sys.stderr, flush=True)
 
