@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from experiments.case_operators import UnsupportedCase
+from experiments.errors import in_one_line
 from experiments.mixer_cases import TOLERANCE, CaseFileError, compare_case, load_case
+from interp.standard_output import OutputError, say
 from kernels import KernelError
 
 if TYPE_CHECKING:
@@ -91,6 +93,7 @@ def _result(outcome: "Outcome") -> CaseResult:
     return CaseResult(name=outcome.name, outcome=FAILED, detail=detail)
 
 
+@in_one_line
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(
@@ -110,7 +113,9 @@ def main(argv: list[str] | None = None) -> int:
         for results in (run_mixer_cases(mixers), run_real_models(real_models, options.smollm2)):
             for result in results:
                 counts[result.outcome] += 1
-                print(result, flush=True)
+                say(result)
+    except (OutputError, BrokenPipeError):
+        raise
     except (OSError, SafetensorError, KeyError, IndexError, TypeError, ValueError) as error:
         said = " ".join((str(error) if isinstance(error, OSError) else repr(error)).split())
         print(f"cases: the references in {real_models} cannot be used: {said}", file=sys.stderr)
@@ -118,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     if not counts:
         print(f"cases: {options.folder} holds no case; accepted: mixers/*.safetensors", file=sys.stderr)
         return 1
-    print(", ".join(f"{counts[outcome]} {outcome}" for outcome in (PASSED, FAILED, NOT_SUPPORTED)))
+    say(", ".join(f"{counts[outcome]} {outcome}" for outcome in (PASSED, FAILED, NOT_SUPPORTED)))
     return 1 if counts[FAILED] else 0
 
 

@@ -4,12 +4,17 @@ usage.
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
+
+from experiments.typed_command import typed_command
+from interp.standard_output import OutputError, printed, say
 
 DESCRIPTION = "Train a small language model and keep its checkpoints."
 EPILOG = """\
 RUN is a named run (train-lm --list), a .py file holding CONFIG, or a .json file as in run.json.
+With --resume it may be left out: DIR/run.json holds the run and its settings.
 Several processes: accelerate launch -m experiments.cli RUN --out DIR, or torchrun -m experiments.cli ...
 """
 
@@ -22,16 +27,18 @@ def main(arguments: list[str] | None = None) -> int:
         return _run(parser, options)
     except BrokenPipeError:
         # The reader of the list went away (`| head`); nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OutputError as error:
+        print(f"train-lm: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("train-lm: stopped before training began", file=sys.stderr)
         return 130
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    if not options.list and (options.run is None or options.out is None):
-        parser.error("RUN and --out DIR are needed (or --list)")
+    if not options.list and (options.out is None or (options.run is None and not options.resume)):
+        parser.error("RUN and --out DIR are needed (or --out DIR --resume, or --list)")
     from models.errors import ConfigError
 
     try:
@@ -40,6 +47,12 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         name, config = _configured(options)
     except ConfigError as error:
         print(f"train-lm: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        # A path that the system does not take, such as one that is too long.
+        if isinstance(error, OutputError | BrokenPipeError):
+            raise
+        print(f"train-lm: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
     return _train(name, config, options)
 
@@ -75,17 +88,17 @@ def _print_runs() -> int:
 
     names = run_names()
     width = max(map(len, names))
-    for name in names:
-        print(f"{name:<{width}}  {load_run(name).description}")
-    sys.stdout.flush()
+    with printed():
+        for name in names:
+            print(f"{name:<{width}}  {load_run(name).description}")
     return 0
 
 
 def _configured(options: argparse.Namespace):
     from experiments.config import with_settings
-    from experiments.runs import find_run
+    from experiments.runs import begun_run, find_run
 
-    name, config = find_run(options.run)
+    name, config = begun_run(options.out) if options.run is None else find_run(options.run)
     settings = list(options.settings)
     if options.steps is not None:
         settings.append(f"training.steps={options.steps}")
@@ -118,13 +131,28 @@ def _train(name: str, config, options: argparse.Namespace) -> int:
         print(f"train-lm: {said}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(
-            f"train-lm: stopped; --resume goes on from the last checkpoint in {options.out}", file=sys.stderr
-        )
+        print(f"train-lm: {_stopped(options)}", file=sys.stderr)
         return 130
     if result.is_main and not options.quiet:
-        print(_closing_line(result))
+        say(_closing_line(result))
     return 0
+
+
+def _stopped(options: argparse.Namespace) -> str:
+    if not (options.out / "run.json").is_file():
+        return f"stopped before the first checkpoint; {options.out} is as it was"
+    return f"stopped; this goes on from the last checkpoint: {_resuming(options)}"
+
+
+def _resuming(options: argparse.Namespace) -> str:
+    """The command that goes on, as it can be typed here."""
+    words = ["--out", str(options.out), "--resume"]
+    words += ["--device", options.device] if options.device != "auto" else []
+    words += [f"--{name}" for name in ("tensorboard", "quiet") if getattr(options, name)]
+    command = typed_command("train-lm", "experiments.cli")
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        command = "accelerate launch -m experiments.cli"
+    return f"{command} {shlex.join(words)}"
 
 
 def _progress(name: str, config, options: argparse.Namespace):

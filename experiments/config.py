@@ -262,5 +262,5 @@ def _assign(values: dict[str, Any], key: str, value: Any) -> None:
 def _value(text: str) -> Any:
     try:
         return json.loads({"None": "null", "True": "true", "False": "false"}.get(text, text))
-    except json.JSONDecodeError:
+    except (json.JSONDecodeError, RecursionError):
         return text

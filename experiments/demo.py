@@ -6,12 +6,17 @@ used again.
 
 import argparse
 import os
+import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from experiments.errors import in_one_line
+from experiments.typed_command import typed_command
+from interp.standard_output import printed, say
 
 RUNS = ("demo-softmax", "demo-mamba1", "demo-mamba2", "demo-linear")
 AT_ONCE = 2
@@ -21,13 +26,14 @@ COLUMNS = (
 )
 
 
+@in_one_line
 def main(argv: list[str] | None = None) -> int:
     """The command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m experiments.demo", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("demo-out"), metavar="DIR", help="default: demo-out")
     out = parser.parse_args(argv).out
     started = time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
+    _make_folder(out)
     failed = train_all(out)
     if failed:
         print(f"demo: training failed: {', '.join(failed)}", file=sys.stderr)
@@ -37,26 +43,45 @@ def main(argv: list[str] | None = None) -> int:
     from interp.report import write_report
 
     write_report(out / "report.html", reports)
-    print(f"Report: {out / 'report.html'}  (one page, opens from the file)")
-    print(f"Took {time.perf_counter() - started:.0f} s. One run alone: detect-induction {out / RUNS[0]}")
+    say(f"Report: {out / 'report.html'}  (one page, opens from the file)")
+    next_step = f"{typed_command('detect-induction', 'interp.cli')} {shlex.quote(str(out / RUNS[0]))}"
+    say(f"Took {time.perf_counter() - started:.0f} s. One run alone: {next_step}")
     return 0
+
+
+def _make_folder(out: Path) -> None:
+    from models.errors import CheckpointError
+
+    if out.exists() and not out.is_dir():
+        raise CheckpointError(f"{out} is a file; accepted: a folder, made where there is none")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"{out} cannot be made: {error.strerror}") from error
 
 
 def train_all(out: Path) -> list[str]:
     """Train every run that is not finished, `AT_ONCE` at a time; returns the names of those that failed."""
     waiting, running, failed = list(RUNS), {}, []
-    while waiting or running:
-        while waiting and len(running) < AT_ONCE:
-            name = waiting.pop(0)
-            running[name] = (_start(name, out / name), time.perf_counter())
-            print(f"training {name} ...", flush=True)
-        for name, (process, start) in list(running.items()):
-            if process.poll() is not None:
-                del running[name]
-                print(f"trained  {name} in {time.perf_counter() - start:.0f} s", flush=True)
-                if process.returncode:
-                    failed.append(name)
-        time.sleep(0.1)
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                name = waiting.pop(0)
+                running[name] = (_start(name, out / name), time.perf_counter())
+                say(f"training {name} ...")
+            for name, (process, start) in list(running.items()):
+                if process.poll() is not None:
+                    del running[name]
+                    if process.returncode:
+                        failed.append(name)
+                    else:
+                        say(f"trained  {name} in {time.perf_counter() - start:.0f} s")
+            time.sleep(0.1)
+    finally:
+        # After an error or Ctrl-C: what is half-trained is gone on with next time.
+        for process, _ in running.values():
+            process.terminate()
+            process.wait()
     return failed
 
 
@@ -74,7 +99,7 @@ def detect_all(out: Path) -> dict:
 
     reports = {}
     for name in RUNS:
-        print(f"reading  {name} ...", flush=True)
+        say(f"reading  {name} ...")
         reports[name] = detect(out / name)
         write_text(out / f"{name}.json", to_json(reports[name]))
     return reports
@@ -94,8 +119,9 @@ def print_summary(reports: Mapping) -> None:
         table.add_column(column, no_wrap=True, justify="left" if column in COLUMNS[:3] else "right")
     for name, report in reports.items():
         table.add_row(name, load_run(name).data.kind.replace("_", " "), *_cells(report))
-    Console(width=132).print(table)
-    print(
+    with printed():
+        Console(width=132).print(table)
+    say(
         "Cuts are of the mixer's own reading (pattern, ssm), at the offset shown: nats above random edges,\n"
         "and what these edges copy; the two decide what is an induction head. Prefix matching is of the\n"
         "same reading, at +1. In the block reading, which counts the convolution in, the same circuit may\n"

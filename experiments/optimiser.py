@@ -80,7 +80,8 @@ def load_state_tensors(
     """Put back what `state_tensors` gave; no tensors at all is the state before the first update.
 
     Raises:
-        CheckpointError: a tensor is missing, unknown, or of another shape.
+        CheckpointError: a tensor is missing, unknown, of another shape or dtype, or holds numbers that no
+            update leaves (NaN, infinite, a negative second moment).
     """
     if not tensors:
         return
@@ -91,10 +92,21 @@ def load_state_tensors(
     on_device = any(group["capturable"] or group["fused"] for group in optimiser.param_groups)
     for name, (key, parameter) in expected.items():
         value = tensors[name]
-        if key != "step" and value.shape != parameter.shape:
-            raise CheckpointError(
-                f"{name} has shape {tuple(value.shape)}, the model's is {tuple(parameter.shape)}"
-            )
+        _check_state(name, value, parameter, is_step=key == "step")
         if key != "step" or on_device:
             value = value.to(parameter.device)
         optimiser.state[parameter][key] = value.clone()
+
+
+def _check_state(name: str, value: torch.Tensor, parameter: nn.Parameter, *, is_step: bool) -> None:
+    shape, dtype = (torch.Size(), torch.float32) if is_step else (parameter.shape, parameter.dtype)
+    of = "accepted is" if is_step else "the model's is"
+    if value.shape != shape:
+        raise CheckpointError(f"the optimiser's {name} has shape {tuple(value.shape)}, {of} {tuple(shape)}")
+    if value.dtype != dtype:
+        raise CheckpointError(f"the optimiser's {name} has dtype {value.dtype}, {of} {dtype}")
+    low, high = (float(end) for end in torch.aminmax(value)) if value.numel() else (0.0, 0.0)
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise CheckpointError(f"the optimiser's {name} holds NaN or infinite values; accepted: finite ones")
+    if low < 0 and not name.startswith("exp_avg."):
+        raise CheckpointError(f"the optimiser's {name} holds {low:g}; accepted: 0 or more")

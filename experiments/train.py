@@ -5,6 +5,7 @@ optimiser state: so a run that was killed and resumed gives the same weights, bi
 many threads.
 """
 
+import contextlib
 import math
 import time
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from experiments.clamping import clamped
-from experiments.config import ExperimentConfig
+from experiments.config import ExperimentConfig, differing_keys
 from experiments.data import synthetic_task
 from experiments.data.batch import Batch
 from experiments.errors import TrainingError
@@ -28,7 +29,8 @@ from experiments.run_folder import RunFolder
 from experiments.schedule import checkpoint_steps, learning_rate
 from experiments.step import make_step
 from models.checkpoint import load_model
-from models.errors import ConfigError
+from models.config import LanguageModelConfig
+from models.errors import CheckpointError
 from models.language_model import LanguageModel
 
 
@@ -61,17 +63,24 @@ def train(
 
     Raises:
         ConfigError: settings that do not fit together, this machine, or the run that is resumed.
-        CheckpointError: `out` is not empty, has nothing to resume, is damaged, or its disk is full.
+        CheckpointError: `out` is not empty, has nothing to resume, is damaged, another process trains in it,
+            or its disk is full.
         TrainingError: the loss or a gradient is no longer finite.
     """
-    placement = place(device)
+    placement, folder = place(device), RunFolder(Path(out))
     if config.training.threads is not None:
         torch.set_num_threads(config.training.threads)
     try:
-        run = _Run(config, RunFolder(Path(out)), placement, progress or Progress())
+        run = _Run(config, folder, placement, progress or Progress())
         run.open(name, resume)
         return run.train()
+    except BaseException:
+        # Without a checkpoint, else the corrected command would find the folder taken.
+        with contextlib.suppress(OSError):
+            folder.discard()
+        raise
     finally:
+        folder.release()
         placement.close()
 
 
@@ -91,20 +100,11 @@ class _Run:
     def open(self, name: str, resume: bool) -> None:
         """Make or take up the folder, then data, model, optimiser and the state to begin from."""
         self._open_folder(name, resume)
-        try:
-            self._prepare(resume)
-        except ConfigError:
-            # Else the corrected command would find the folder taken.
-            if not resume and self.placement.is_main:
-                self.folder.discard()
-            raise
-
-    def _prepare(self, resume: bool) -> None:
+        latest = self.folder.to_resume() if resume else None
         self._open_data()
         device = self.placement.device
         config = self.config.model.replace(seed=self.config.seeds.init)
-        latest = self.folder.latest() if resume else None
-        self.model = (LanguageModel(config) if latest is None else load_model(latest[1])).to(device)
+        self.model = (LanguageModel(config) if latest is None else _loaded(latest[1], config)).to(device)
         self.model.train()
         self.optimiser = build_optimiser(
             self.model, self.config.optimiser, device, capturable=self._captured
@@ -236,6 +236,16 @@ class _Run:
         self.record = {"step": self.step, "tokens": tokens, "wall_s": round(self.wall_s, 3), **values}
         self.folder.add_metrics(self.record)
         self.progress.update(self.record)
+
+
+def _loaded(checkpoint: Path, config: LanguageModelConfig) -> LanguageModel:
+    """A checkpoint's model, if it is the one that the run trains."""
+    model = load_model(checkpoint)
+    if differences := differing_keys(model.config.to_dict(), config.to_dict()):
+        raise CheckpointError(
+            f"{checkpoint} holds another model than the run trains: {'; '.join(differences[:5])}"
+        )
+    return model
 
 
 class _Window:

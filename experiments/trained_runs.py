@@ -10,7 +10,6 @@ import torch
 
 from experiments.config import ExperimentConfig, with_settings
 from experiments.runs import load_run
-from models.checkpoint import list_checkpoints
 from models.errors import ConfigError
 
 
@@ -83,7 +82,7 @@ def _train(job: Job, folder: Path, device: str) -> None:
     from experiments.train import train
 
     config = job.config(device)
-    if folder.is_dir() and any(step == config.training.steps for step, _ in list_checkpoints(folder)):
+    if (folder / f"step_{config.training.steps:08d}").is_dir():
         return
     resume = (folder / "run.json").is_file()
     print(f"{'going on with' if resume else 'training'} {job.name}", flush=True)

@@ -5,13 +5,13 @@ import contextlib
 import importlib.util
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
+from interp.output_files import STDOUT, check_outputs
 from interp.records import SCORES, DetectionReport, to_csv, to_json, write_text
+from interp.standard_output import printed, write_bytes
 
 PROG = "detect-induction"
 
@@ -21,6 +21,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage).
     """
     options = _parser().parse_args(argv)
+    if sys.stderr is None:
+        # Closed (`2>&-`): print would write to stdout instead.
+        sys.stderr = open(os.devnull, "w")
     # Imported late: `--help` and wrong usage answer at once.
     from interp.errors import DetectionError
 
@@ -28,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _run(options)
     except BrokenPipeError:
         # The reader of the table went away (`| head`); nothing more can be said to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         return _error("interrupted")
     except DetectionError as error:
@@ -121,7 +124,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     out = parser.add_argument_group("output")
     out.add_argument("--top", type=_positive, default=12, metavar="N", help="heads in the table (default 12)")
-    out.add_argument("--json", metavar="FILE", help="write all scores as JSON")
+    out.add_argument(
+        "--json",
+        metavar="FILE",
+        help="write all scores as JSON (FILE - is stdout, here and below; the table then goes to stderr)",
+    )
     out.add_argument("--csv", metavar="FILE", help="write one row for each step, layer, head and reading")
     out.add_argument("--html", metavar="FILE", help="write the report, one self-contained page")
     out.add_argument("--quiet", action="store_true", help="no progress")
@@ -158,17 +165,13 @@ def _units(text: str) -> str:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from interp.errors import DetectionError
     from interp.ranks import current_ranks
 
     main_process = current_ranks().is_main
-    given = (options.json, options.csv, options.html)
-    outputs = [path for path in given if path is not None and main_process]
+    given = {f"--{kind}": getattr(options, kind) for kind in ("json", "csv", "html")}
+    outputs = {option: name for option, name in given.items() if name is not None and main_process}
     # Before the work, not after it.
-    for n, path in enumerate(outputs):
-        _check_writable(path)
-        if path in outputs[:n]:
-            raise DetectionError(f"{path} is given for two outputs; give each a name of its own")
+    check_outputs(outputs)
     _check_installed("rich", "the table")
     if options.html:
         _check_installed("plotly", "--html")
@@ -198,11 +201,24 @@ def _run(options: argparse.Namespace) -> None:
         )
     if not main_process:
         return
-    for path, content in _contents(options, report):
-        write_text(path, content)
-    print_report(report, top=options.top)
-    for path in outputs:
-        print(f"wrote {path}", file=sys.stderr)
+    _write(_contents(options, report))
+    if STDOUT in outputs.values():
+        print_report(report, top=options.top, file=sys.stderr)
+    else:
+        with printed():
+            print_report(report, top=options.top)
+    for name in outputs.values():
+        if name != STDOUT:
+            print(f"wrote {name}", file=sys.stderr)
+
+
+def _write(contents: Sequence[tuple[str, str]]) -> None:
+    """Files first: they stay where stdout cannot be written."""
+    for name, content in sorted(contents, key=lambda found: found[0] == STDOUT):
+        if name == STDOUT:
+            write_bytes(content.encode("utf-8"))
+        else:
+            write_text(name, content)
 
 
 def _begin_device(device: str) -> None:
@@ -237,23 +253,6 @@ def _check_installed(package: str, what: str) -> None:
 
     if importlib.util.find_spec(package) is None:
         raise DetectionError(f"{what} needs the package {package}, which is not installed here")
-
-
-def _check_writable(name: str) -> None:
-    from interp.errors import DetectionError
-
-    path = Path(name).resolve()
-    if path.is_dir() or not name or name.endswith("/"):
-        raise DetectionError(f"{name!r} is a folder; give the name of a file to write")
-    if path.exists() and not path.is_file():
-        return
-    if not path.parent.is_dir():
-        raise DetectionError(f"{path} cannot be written: there is no folder {path.parent}")
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent):
-            pass
-    except OSError as error:
-        raise DetectionError(f"{path} cannot be written: {error.strerror}") from None
 
 
 @contextlib.contextmanager

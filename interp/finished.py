@@ -68,8 +68,11 @@ class FinishedFolder:
             values = json.loads(path.read_text(encoding="utf-8"))
             if values["format"] != FORMAT or values["weights"] != weight_sha256:
                 return None
-            return _rebuilt(Finished, values["finished"])
-        except (ValueError, KeyError, TypeError) as error:
+            finished = _rebuilt(Finished, values["finished"], "finished")
+            if finished.scores.step != step:
+                raise ValueError(f"it holds step {finished.scores.step}")
+            return finished
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DetectionError(
                 f"{path} cannot be used ({' '.join(str(error).split())}); remove it to compute the step again"
             ) from None
@@ -85,17 +88,37 @@ class FinishedFolder:
         return self.folder / f"step_{step:08d}.{self.key}.json"
 
 
-def _rebuilt(kind: Any, value: Any) -> Any:
-    """A record of type `kind` from its plain form: the inverse of `to_plain` for the records used here."""
+def _rebuilt(kind: Any, value: Any, name: str) -> Any:
+    """A record of type `kind` from its plain form: the inverse of `to_plain` for the records used here.
+
+    Raises:
+        TypeError: the value called `name` is not of that type.
+    """
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if value is None or kind is Any:
+    if kind is Any:
         return value
+    if origin is not None and type(None) in args:
+        return None if value is None else _rebuilt(next(a for a in args if a is not type(None)), value, name)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{name: _rebuilt(hints[name], inner) for name, inner in value.items()})
+        fields = {field.name for field in dataclasses.fields(kind)}
+        if not isinstance(value, dict) or not value.keys() <= fields:
+            raise TypeError(f"{name} is {_shown(value)}, not a {kind.__name__}")
+        return kind(**{key: _rebuilt(hints[key], inner, key) for key, inner in value.items()})
     if origin is tuple:
-        inner = args[0] if args[-1] is Ellipsis else None
-        return tuple(_rebuilt(inner or args[n], item) for n, item in enumerate(value))
-    if origin is not None and type(None) in args:
-        return _rebuilt(next(arg for arg in args if arg is not type(None)), value)
+        n = len(value) if isinstance(value, list) else -1
+        if n < 0 or (args[-1] is not Ellipsis and n != len(args)):
+            raise TypeError(f"{name} is {_shown(value)}, not a list" + (" of its length" if n >= 0 else ""))
+        kinds = [args[0]] * n if args[-1] is Ellipsis else args
+        if args == (float, Ellipsis) and all(type(item) is float for item in value):
+            return tuple(value)
+        return tuple(_rebuilt(inner, item, name) for inner, item in zip(kinds, value, strict=True))
+    accepted = {float: (float, int), dict: (dict,)}.get(origin or kind, (kind,))
+    if type(value) not in accepted:
+        raise TypeError(f"{name} is {_shown(value)}, not {(origin or kind).__name__}")
     return value
+
+
+def _shown(value: Any) -> str:
+    said = repr(value)
+    return said if len(said) <= 40 else f"{said[:36]} ..."

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp import copying, edge_scores, prefix_matching, previous_token
+from interp.errors import DetectionError
 from interp.prefix_matching import standard_error
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
@@ -193,6 +194,11 @@ class HeadScores:
         self, layer: int, name: str, unit: int, values: dict[str, Any], chances: tuple[float, float]
     ) -> HeadScore:
         kind, normalisation = self._labels[layer, name]
+        if values["prefix_matching"] is None:
+            raise DetectionError(
+                f"layer {layer}, {name}: the weights of {kind} {unit} are not finite: the model's numbers "
+                "overflow"
+            )
         profile = values["weight_by_offset"]
         clear = chances[0] + MIN_STANDARD_ERRORS * values["prefix_matching_se"]
         matches = values["prefix_matching"] >= max(MIN_PREFIX_MATCHING, clear)

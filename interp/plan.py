@@ -153,13 +153,16 @@ def _usable_ids(subject: Subject, windows: Tensor | None) -> Int[Tensor, " candi
     special = set(subject.special)
     if windows is None:
         return candidates(subject.d_vocab, excluded=special)
-    counts = torch.bincount(windows.flatten().long().cpu(), minlength=subject.d_vocab)
-    if len(counts) > subject.d_vocab:
-        raise DetectionError(
-            f"the evaluation windows hold token {len(counts) - 1}, the model's vocabulary ends at "
-            f"{subject.d_vocab - 1}"
-        )
-    seen = [int(token) for token in counts.argsort(descending=True, stable=True) if counts[token]]
+    tokens = windows.flatten().long().cpu()
+    for token in (int(end) for end in torch.aminmax(tokens)):
+        if not 0 <= token < subject.d_vocab:
+            raise DetectionError(
+                f"the evaluation windows hold token {token}, the model's vocabulary ends at "
+                f"{subject.d_vocab - 1}; accepted: 0..{subject.d_vocab - 1}"
+            )
+    counts = torch.bincount(tokens, minlength=subject.d_vocab)
+    order = counts.argsort(descending=True, stable=True)
+    seen = order[counts[order] > 0].tolist()
     if subject.d_vocab < _TOY_VOCABULARY:
         return candidates(subject.d_vocab, excluded=special | (set(range(subject.d_vocab)) - set(seen)))
     found = candidates(subject.d_vocab, excluded=special, ranked=seen)

@@ -299,10 +299,12 @@ def write_text(path: str | Path, text: str) -> None:
     Raises:
         OSError: the folder cannot be written; what stood at `path` stays as it was.
     """
-    path = Path(path).resolve()
+    path = Path(path)
+    # Before links are followed: that of /dev/stdout leads to a pipe, which has no path.
     if path.exists() and not path.is_file():
         path.write_text(text, encoding="utf-8")
         return
+    path = path.resolve()
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -24,6 +24,7 @@ ACCEPTED = (
     "folder of its "
     "revisions, or a .gguf file"
 )
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # owner/name on the Hugging Face hub, perhaps with @revision.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
 
@@ -145,6 +146,8 @@ def open_source(
         raise DetectionError(f"via {via!r}; accepted: {', '.join(WAYS)}")
     if not isinstance(target, str | Path):
         return _in_memory(target, bos)
+    if not str(target):
+        raise DetectionError(f"path ''; accepted: {ACCEPTED}")
     path = Path(target)
     if not path.exists():
         if isinstance(target, str) and _HUB_NAME.fullmatch(target):
@@ -158,6 +161,8 @@ def open_source(
         if path.suffix.lower() != ".gguf":
             raise DetectionError(f"{path} is a file of another kind; accepted: {ACCEPTED}")
         return _hugging_face(path, device, bos, via)
+    if not path.is_dir():
+        raise DetectionError(f"{path} is a device or a pipe; accepted: {ACCEPTED}")
     return _folder(path, device, bos, via)
 
 
@@ -291,10 +296,9 @@ def _windows(run_folder: Path) -> tuple[Int[Tensor, "window seq"] | None, str | 
 
     tensors = read_tensors(path)
     tokens = tensors.get("tokens")
-    if tokens is None or tokens.ndim != 2 or tokens.is_floating_point():
-        raise DetectionError(
-            f"{path} must hold integers `tokens` [window seq]; it holds {', '.join(tensors)}"
-        )
+    if tokens is None or tokens.ndim != 2 or tokens.dtype not in _INTEGERS or not tokens.numel():
+        held = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in tensors.items())
+        raise DetectionError(f"{path} must hold integers `tokens` [window seq]; it holds {held or 'nothing'}")
     return tokens.to(torch.int64), path.name
 
 
@@ -303,21 +307,21 @@ def _tokens_by_step(metrics: Path) -> dict[int, int]:
     if not metrics.exists():
         return {}
     found = {}
-    for line in metrics.read_text(encoding="utf-8").splitlines():
+    for line in metrics.read_text(encoding="utf-8", errors="replace").splitlines():
         # The last line of a run that was killed may be cut off.
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        if isinstance(record, dict) and isinstance(record.get("tokens"), int):
-            found[record.get("step")] = record["tokens"]
+        if isinstance(record, dict) and all(type(record.get(key)) is int for key in ("step", "tokens")):
+            found[record["step"]] = record["tokens"]
     return found
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DetectionError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(values, dict):
         raise DetectionError(f"{path} holds a {type(values).__name__}; accepted: a JSON object")

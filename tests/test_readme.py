@@ -1,5 +1,6 @@
 """The commands and the example of README.md are there and run."""
 
+import os
 import re
 import subprocess
 import sys
@@ -7,16 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from experiments.cli import main as train_lm
 from experiments.config import with_settings
 from experiments.runs import load_run, run_names
 from experiments.train import train
+from experiments.typed_command import typed_command
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text("utf-8")
 
 
-def _block(language: str) -> str:
-    return re.search(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)[1]
+def _blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, re.DOTALL)
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,7 @@ def demo(tmp_path_factory) -> Path:
 
 
 def test_the_example_runs(demo, capsys):
-    code = _block("python")
+    code = _blocks("python")[0]
     step = re.search(r"step_(\d{8})", code)[1]
     assert int(step) == load_run("demo-mamba1").training.steps
     assert len(code.strip().splitlines()) <= 15
@@ -39,6 +42,44 @@ def test_the_example_runs(demo, capsys):
     lines = capsys.readouterr().out.splitlines()
     # Two layers, or one, each in two readings.
     assert lines and all(line.split()[2] in ("ssm", "block") for line in lines)
+
+
+def test_the_file_with_a_configuration_is_trained(tmp_path):
+    code = _blocks("python")[1]
+    assert len(code.strip().splitlines()) <= 8 and "train-lm my_run.py --out my-run" in TEXT
+    (tmp_path / "my_run.py").write_text(code)
+    words = [str(tmp_path / "my_run.py"), "--out", str(tmp_path / "my-run"), "--steps", "2", "--quiet"]
+    assert train_lm([*words, "--set", "training.batch=4", "--device", "cpu"]) == 0
+    assert (tmp_path / "my-run/step_00000002").is_dir()
+
+
+def test_a_foreign_model_is_read_in_place_of_ours(tmp_path):
+    from hf_models import gpt2
+
+    from models.language_model import LanguageModel
+    from models.pretrained import from_pretrained
+
+    assert 'from_pretrained("openai-community/gpt2")' in TEXT
+    gpt2().save_pretrained(tmp_path)
+    assert isinstance(from_pretrained(tmp_path), LanguageModel)
+
+
+def test_the_demo_prints_commands_that_are_there(monkeypatch, tmp_path):
+    name = re.search(r"One run alone: (\S+) ", TEXT)[1]
+    python = tmp_path / ".venv/bin/python"
+    python.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(python))
+    assert typed_command("detect-induction", "interp.cli") == f"{python} -m interp.cli"
+    script = python.with_name("detect-induction")
+    script.touch(mode=0o755)
+    assert typed_command("detect-induction", "interp.cli") == name
+    monkeypatch.setenv("PATH", str(script.parent), prepend=os.pathsep)
+    assert typed_command("detect-induction", "interp.cli") == "detect-induction"
+
+
+def test_it_is_short():
+    assert len(TEXT.splitlines()) < 160
 
 
 @pytest.mark.parametrize("module", ["interp.cli", "experiments.cli", "experiments.cases", "experiments.demo"])

@@ -29,7 +29,7 @@ class DataConfig(PlainConfig):
         if cls is not DataConfig:
             return super().from_dict(values)
         kind = values.get("kind") if isinstance(values, dict) else values
-        if kind not in DATA_CONFIGS:
+        if not isinstance(kind, str) or kind not in DATA_CONFIGS:
             raise ConfigError(f"data.kind is {kind!r}; accepted: {', '.join(DATA_CONFIGS)}")
         return DATA_CONFIGS[kind].from_dict(values)
 

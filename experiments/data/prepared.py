@@ -46,7 +46,7 @@ def prepare_corpus(config: TextConfig, folder: Path, *, split_seed: int) -> Corp
 
     Raises:
         ConfigError: no text at `config.path`, or tokens outside the vocabulary.
-        CheckpointError: the token file is not the one that this run began with.
+        CheckpointError: the corpus is damaged, or not the one that this run began with.
     """
     if config.tokens == "file":
         return _from_token_file(config, folder)
@@ -55,14 +55,24 @@ def prepare_corpus(config: TextConfig, folder: Path, *, split_seed: int) -> Corp
     return Corpus(
         train=_kept_tokens(folder, "train"),
         held_out=_kept_tokens(folder, "held_out"),
-        tokenizer_json=(folder / "tokenizer.json").read_text("utf-8"),
+        tokenizer_json=_kept_text(folder / "tokenizer.json"),
     )
+
+
+def _kept_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} of the prepared corpus cannot be read: {error}") from error
 
 
 def _kept_tokens(folder: Path, name: str) -> UInt16[np.ndarray, " tokens"]:
     """Tokens of a prepared corpus, if they are still those it was made with."""
     tokens = load_tokens(folder / f"{name}.bin")
-    record = json.loads((folder / "corpus.json").read_text("utf-8"))
+    try:
+        record = json.loads(_kept_text(folder / "corpus.json"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{folder / 'corpus.json'} is not JSON: {error}") from error
     digests = record.get("sha256") if isinstance(record, dict) else None
     # Corpora made before the digests were kept have none.
     old = digests.get(name) if isinstance(digests, dict) else None

@@ -13,6 +13,10 @@ from experiments.config import ExperimentConfig
 from models.errors import ConfigError, closest
 
 _FOLDER = Path(__file__).parent
+_IMPORT = (
+    "accepted: CONFIG = ExperimentConfig(...), with `from experiments.config import ExperimentConfig` "
+    "(README.md has an example)"
+)
 
 
 def run_names() -> list[str]:
@@ -48,6 +52,19 @@ def find_run(run: str) -> tuple[str, ExperimentConfig]:
     return path.stem.replace("_", "-"), _from_python(path) if path.suffix == ".py" else _from_json(path)
 
 
+def begun_run(out: Path) -> tuple[str, ExperimentConfig]:
+    """Name and configuration of the run that was begun in a folder, as its run.json has them.
+
+    Raises:
+        ConfigError: no run.json, or one that cannot be read.
+    """
+    path = out / "run.json"
+    if not path.is_file():
+        raise ConfigError(f"{out} holds no run.json, so there is nothing to resume; give RUN to begin one")
+    config = _from_json(path)
+    return str(json.loads(path.read_text("utf-8")).get("name") or path.parent.name), config
+
+
 def _from_python(path: Path) -> ExperimentConfig:
     spec = importlib.util.spec_from_file_location(f"_run_{path.stem}", path)
     module = importlib.util.module_from_spec(spec)
@@ -56,20 +73,24 @@ def _from_python(path: Path) -> ExperimentConfig:
     except ConfigError:
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"{path} does not run: {type(error).__name__}: {error}") from error
+        said = " ".join(str(error).split())
+        raise ConfigError(f"{path} does not run: {type(error).__name__}: {said}; {_IMPORT}") from error
     return _config_of(module, str(path))
 
 
 def _config_of(module: ModuleType, where: str) -> ExperimentConfig:
     config = getattr(module, "CONFIG", None)
     if not isinstance(config, ExperimentConfig):
-        raise ConfigError(f"{where} holds no CONFIG that is an ExperimentConfig")
+        found = "no CONFIG" if config is None else f"a CONFIG that is a {type(config).__name__}"
+        raise ConfigError(f"{where} holds {found}; {_IMPORT}")
     return config
 
 
 def _from_json(path: Path) -> ExperimentConfig:
     try:
         values = json.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from error
     if isinstance(values, dict) and isinstance(values.get("config"), dict):

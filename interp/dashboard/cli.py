@@ -4,7 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from interp.dashboard.progress_line import ProgressLine
 from interp.dashboard.quotation import quoted, whole_number
+from interp.standard_output import say
 
 PROG = "attention-dashboard"
 
@@ -92,18 +94,20 @@ def _check_export(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     for name in ("prompt", "heads", "steps"):
         if options.export is None and getattr(options, name) is not None:
             parser.error(f"--{name} belongs to --export")
+    if options.export in ("", "-"):
+        parser.error(f"--export {options.export!r}; accepted: the name of a file to write")
 
 
 def _export(options: argparse.Namespace) -> None:
-    from interp.dashboard.export import export_page, said_on_stderr
+    from interp.dashboard.export import export_page
+    from interp.output_files import check_name
 
+    check_name("--export", options.export)
     chosen = {"prompts": options.prompt or (), "heads": options.heads, "steps": options.steps}
-    try:
-        paths = [options.path, *([options.second] if options.second else [])]
-        size = export_page(paths, options.export, progress=said_on_stderr, **chosen)
-    finally:
-        said_on_stderr("")
-    print(f"{PROG}: {options.export}  ({size / 1e6:.1f} MB, opens from the file)")
+    paths = [options.path, *([options.second] if options.second else [])]
+    with ProgressLine(PROG) as line:
+        size = export_page(paths, options.export, progress=line, warn=line.warn, **chosen)
+    say(f"{PROG}: {options.export}  ({size / 1e6:.1f} MB, opens from the file)")
 
 
 def _port(text: str) -> int:
@@ -117,18 +121,15 @@ def _serve(options: argparse.Namespace) -> None:
 
     from interp.dashboard.app import make_app
     from interp.dashboard.desk import Desk
-    from interp.dashboard.export import said_on_stderr
     from interp.dashboard.server import serve_on, url
 
     paths = [options.path, *([options.second] if options.second else [])]
-    said_on_stderr(f"opening {' and '.join(paths)} ...")
-    try:
+    with ProgressLine(PROG, every_s=None) as line:
+        line(f"opening {' and '.join(paths)} ...")
         desk = Desk(paths, ahead=True)
-    finally:
-        said_on_stderr("")
     server = serve_on(make_app(desk).server, options.host, options.port)
     address = url(options.host, server.port)
-    print(f"{PROG}: {address}  (Ctrl-C ends it)", flush=True)
+    say(f"{PROG}: {address}  (Ctrl-C ends it)")
     if options.browser:
         webbrowser.open(address)
     server.serve_forever()

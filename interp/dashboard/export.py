@@ -6,12 +6,12 @@ view functions draw it. The page loads nothing, and is written whole or not at a
 
 import errno
 import json
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
 from plotly.offline import get_plotlyjs
 
 from interp.dashboard.choices import KIND_LABELS, READING_LABELS
@@ -32,6 +32,7 @@ from interp.errors import DetectionError
 from interp.figures.theme import MODES, theme_of
 from interp.figures.token_text import visible
 from interp.figures.unit_name import UNIT_LETTERS
+from interp.finite_outputs import check_finite_outputs
 from interp.records import write_text
 from interp.report import POLICY
 from interp.report_figures import FigureSet
@@ -55,6 +56,7 @@ def export_page(
     heads: str | None = None,
     steps: str | None = None,
     progress: Progress = lambda said: None,
+    warn: Progress = lambda said: None,
 ) -> int:
     """Write the page of a run or model, or of two; returns its size in bytes.
 
@@ -63,23 +65,28 @@ def export_page(
         file: What stands there is replaced by the finished page, and by nothing else.
         prompts, heads, steps: See `choose`. Steps that are not named are as many as there is room for.
         progress: Called with a short sentence now and then.
+        warn: Called with a sentence for each checkpoint that the page lacks because it cannot be read; the
+            page says it too.
 
     Raises:
-        DetectionError: a choice that is not there, or a page of more than 15 MB (it says how to make it
-            smaller).
+        DetectionError: a choice that is not there, a model whose outputs are not finite, or a page of more
+            than 15 MB (it says how to make it smaller).
         CheckpointError, ConfigError: a path cannot be read.
         OSError: the file cannot be written.
     """
     folder = Path(file).resolve().parent
     if not folder.is_dir():
         raise FileNotFoundError(errno.ENOENT, "no such folder", str(folder))
-    desk = Desk([paths] if isinstance(paths, str) else paths)
+    paths = [paths] if isinstance(paths, str) else paths
+    progress(f"opening {' and '.join(paths)} ...")
+    desk = Desk(paths)
     named = {"prompts": prompts, "heads": heads, "steps": steps}
     for most_steps in FEWER_STEPS:
         choices = choose(desk, most_steps=most_steps, **named)
         if steps is not None or _estimate(desk, choices) <= MOST_BYTES:
             break
     _check_size(desk, choices)
+    _check_outputs(desk, choices)
     figures = FigureSet()
     data = {
         "models": [_model(desk, choice, figures, progress) for choice in choices],
@@ -87,7 +94,10 @@ def export_page(
         "themes": {mode: asdict(theme_of(mode)) for mode in MODES},
         "levels": LEVELS,
     }
-    text = _page(desk, data, figures)
+    left_out = [said for model in data["models"] for said in model.pop("left_out")]
+    for said in left_out:
+        warn(said)
+    text = _page(desk, data, figures, left_out)
     size = len(text.encode("utf-8"))
     if size > MOST_BYTES:
         raise _too_large(size)
@@ -96,13 +106,15 @@ def export_page(
 
 
 def _model(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) -> dict[str, Any]:
-    """All that the page has of one model."""
+    """All that the page has of one model; `left_out`: a sentence for each checkpoint that it lacks."""
+    training, left_out = _training(desk, choice, figures, progress)
     return {
         **_facts(desk, choice),
         **_maps(desk, choice, figures, progress),
         "cuts": _cuts(desk, choice, figures, progress),
         "states": _states(desk, choice, figures, progress),
-        "training": _training(desk, choice, figures, progress),
+        "training": training,
+        "left_out": left_out,
     }
 
 
@@ -120,6 +132,15 @@ def _check_size(desk: Desk, choices: Sequence[Choice]) -> None:
     size = _estimate(desk, choices)
     if size > MOST_BYTES:
         raise _too_large(size)
+
+
+def _check_outputs(desk: Desk, choices: Sequence[Choice]) -> None:
+    """Refuse a checkpoint whose numbers overflow."""
+    for choice in choices:
+        run = desk.runs[choice.run]
+        for index in choice.steps:
+            ids = torch.tensor([choice.prompts[0].ids])
+            check_finite_outputs(run.load(index).subject, ids, f"{run.name}, step {run.steps[index]:,}")
 
 
 def _too_large(size: int) -> DetectionError:
@@ -207,20 +228,22 @@ def _states(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) 
     return found
 
 
-def _training(desk: Desk, choice: Choice, figures: FigureSet, progress: Progress) -> dict[str, Any] | None:
-    """Scores of all checkpoints, not of the chosen ones alone; None for a single model."""
+def _training(
+    desk: Desk, choice: Choice, figures: FigureSet, progress: Progress
+) -> tuple[dict[str, Any] | None, list[str]]:
+    """Scores of all checkpoints, not of the chosen ones alone (None for a single one); what is left out."""
     run = desk.runs[choice.run]
     if len(run.steps) < 2:
-        return None
+        return None, [f"{run.name}: left out, step {step:,}: {why}" for step, why in run.refused.items()]
 
     def said(done: int, total: int, _: int) -> None:
         progress(f"training: checkpoint {min(done + 1, total)} of {total}")
 
-    report, _ = scored(run, said)
-    return training_figures(figures, report, choice.run)
+    report, left_out = scored(run, said)
+    return training_figures(figures, report, choice.run), [f"{run.name}: left out, {why}" for why in left_out]
 
 
-def _page(desk: Desk, data: dict[str, Any], figures: FigureSet) -> str:
+def _page(desk: Desk, data: dict[str, Any], figures: FigureSet, left_out: Sequence[str]) -> str:
     here = Path(__file__).parent
     shell, style, script = ((here / f"export.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
     name, path = (" and ".join(getattr(run, part) for run in desk.runs) for part in ("name", "path"))
@@ -228,6 +251,7 @@ def _page(desk: Desk, data: dict[str, Any], figures: FigureSet) -> str:
     parts = {
         "TITLE": escaped(f"Attention of {name}"),
         "PATH": escaped(path),
+        "LEFT_OUT": "".join(f'<p class="note">{escaped(said)}</p>' for said in left_out),
         "POLICY": POLICY,
         "STYLE": style,
         "DATA": inert(data),
@@ -245,9 +269,3 @@ def inert(data: Any) -> str:
     """JSON that cannot end the script element that it stands in."""
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-
-
-def said_on_stderr(words: str) -> None:
-    """One line that the next one replaces, on a terminal; nothing elsewhere."""
-    if sys.stderr.isatty():
-        print(f"\r\033[K{words}", end="", file=sys.stderr, flush=True)

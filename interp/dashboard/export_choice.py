@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from interp.dashboard.desk import Desk
+from interp.dashboard.messages import attempt
 from interp.dashboard.opening import default_prompt
 from interp.dashboard.prompt import Prompt, PromptSpec, sample_windows
 from interp.dashboard.quotation import MOST, quoted, shortened, whole_number
@@ -52,8 +53,8 @@ def choose(
             held-out windows, the first of them.
         heads: `L0H1,L1H3,L2` (a layer alone is all of its units); default all up to 24 in all, else the 12
             that put most weight on induction targets. Holds for every run.
-        steps: As `detect-induction --steps`; default at most `most_steps`, spread evenly with the first and
-            the last. Holds for every run.
+        steps: As `detect-induction --steps`; default at most `most_steps` of those that can be read, spread
+            evenly with the first and the last. Holds for every run.
 
     Raises:
         DetectionError: a head, step or prompt that is not there, or a prompt above 512 tokens.
@@ -94,7 +95,7 @@ def _of_run(
         if len(prompt) > MOST_TOKENS:
             raise DetectionError(f"a prompt has {len(prompt):,} tokens; an exported page takes {MOST_TOKENS}")
     named = {step: place for place, step in enumerate(run.steps)}
-    chosen = _spread(run.steps, most_steps) if steps is None else _selected(run, steps)
+    chosen = _spread_readable(run, most_steps) if steps is None else _selected(run, steps)
     places = tuple(named[step] for step in chosen)
     units, first = _strongest(desk, index, specs[0]) if heads is None else _named(desk, index, heads)
     return Choice(run=index, specs=specs, prompts=made, steps=places, units=units, first=first)
@@ -115,6 +116,17 @@ def _spread(steps: Sequence[int], most: int) -> list[int]:
     if len(steps) <= most:
         return list(steps)
     return [steps[round(place)] for place in np.linspace(0, len(steps) - 1, most)]
+
+
+def _spread_readable(run: Run, most: int) -> list[int]:
+    """Steps spread evenly over those whose checkpoints can be read."""
+    left = list(run.steps)
+    while True:
+        chosen = _spread(left, most)
+        bad = [step for step in chosen if attempt(lambda step=step: run.load(run.steps.index(step)))[1]]
+        if not bad:
+            return chosen
+        left = [step for step in left if step not in bad]
 
 
 def kind_of_units(run: Run, layer: int) -> str:

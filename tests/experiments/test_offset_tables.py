@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import numpy as np
 import pytest
@@ -72,6 +73,15 @@ def test_jobs_come_as_they_are_trained_and_an_error_is_raised(tmp_path):
     bad = Job(run="periodic-softmax-1l", seed=2, settings=(*common, "training.cuda_graph=true"))
     with pytest.raises(ConfigError, match="cuda_graph is true"):
         list(trained([bad], tmp_path, device="cpu", n_processes=2))
+
+
+def test_a_job_killed_before_its_first_checkpoint_is_trained(tmp_path):
+    job = Job(run="periodic-softmax-1l", seed=0, settings=("training.steps=2", "training.batch=4"))
+    (folder,) = dict(trained([job], tmp_path, device="cpu")).values()
+    for step in folder.glob("step_*"):
+        shutil.rmtree(step)
+    assert dict(trained([job], tmp_path, device="cpu")) == {job: folder}
+    assert (folder / "step_00000002/model.safetensors").is_file()
 
 
 def test_unknown_runs_are_refused(tmp_path, capsys):

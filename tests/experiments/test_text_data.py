@@ -87,6 +87,24 @@ def test_a_prepared_corpus_is_read_again_unchanged(folder, tmp_path):
     assert (prepare_corpus(config, tmp_path / "corpus", split_seed=0).train == first).all()
 
 
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("corpus.json", b"{", "corpus.json is not JSON"),
+        ("corpus.json", b"\xff", "corpus.json of the prepared corpus cannot be read"),
+        ("tokenizer.json", b"\xff", "tokenizer.json of the prepared corpus cannot be read"),
+        ("tokenizer.json", None, "tokenizer.json of the prepared corpus cannot be read"),
+    ],
+)
+def test_a_damaged_corpus_is_named(folder, tmp_path, name, data, message):
+    config = TextConfig(seq=16, path=str(folder), tokens="bytes", d_vocab=256)
+    prepare_corpus(config, tmp_path / "corpus", split_seed=0)
+    path = tmp_path / "corpus" / name
+    path.unlink() if data is None else path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=message):
+        prepare_corpus(config, tmp_path / "corpus", split_seed=0)
+
+
 def test_a_prepared_corpus_that_was_changed_is_refused(folder, tmp_path):
     config = TextConfig(seq=16, path=str(folder), tokens="bytes", d_vocab=256)
     held_out = prepare_corpus(config, tmp_path / "corpus", split_seed=0).held_out.copy()

@@ -85,8 +85,12 @@ def test_killed_and_resumed_is_bit_identical(straight, tmp_path):
     deadline = time.monotonic() + 120
     while not (out / "step_00000040").exists() and time.monotonic() < deadline and child.poll() is None:
         time.sleep(0.005)
+    with pytest.raises(CheckpointError, match=f"being written by another training .process {child.pid} on"):
+        train(small_run(steps=400, every=20), out, resume=True)
     child.send_signal(signal.SIGKILL)
     child.wait()
+    # The file of its lock is still there, and locks nobody out.
+    assert (out / ".lock").exists()
     steps = [step for step, _ in list_checkpoints(out)]
     assert 40 <= steps[-1] < 400
     # What else a kill can leave: a half-written checkpoint, a record past the checkpoint, a broken last line.

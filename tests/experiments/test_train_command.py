@@ -65,12 +65,28 @@ def test_a_finished_run_resumed_prints_its_line(tiny, tmp_path, capsys):
     [
         (["--set", "optimiser.rl=1"], 2, "no setting 'optimiser.rl'; did you mean optimiser.lr"),
         (["--set", "optimiser.lr=-1"], 2, "lr is -1"),
+        (["--set", 'data={"kind": ["x"]}'], 2, "data.kind is ['x']; accepted: periodic, "),
         (["--set", "training.cuda_graph=true"], 1, "cuda_graph"),
         (["--resume"], 1, "nothing to resume"),
     ],
 )
 def test_errors_are_one_line(tiny, tmp_path, capsys, arguments, status, message):
     assert main([tiny, "--out", str(tmp_path / "run"), "--device", "cpu", "--quiet", *arguments]) == status
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and message in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["RUN", "--set", f"optimiser.lr={'[' * 5000}"], "lr is '["),
+        (["x" * 5000 + ".json"], "File name too long"),
+        (["--resume", "--out", "x" * 5000], "File name too long"),
+    ],
+)
+def test_words_that_are_too_long_are_one_line(tiny, tmp_path, capsys, words, message):
+    words = [tiny if word == "RUN" else word for word in words]
+    assert main(["--out", str(tmp_path / "run"), *words]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and message in error
 
@@ -157,3 +173,20 @@ def test_damaged_training_state(tiny, tmp_path, capsys, text):
     assert main([*words, "--resume"]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and str(last) in error
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "holds no CONFIG; accepted: CONFIG = ExperimentConfig"),
+        ("CONFIG = {}", "holds a CONFIG that is a dict; accepted: CONFIG = ExperimentConfig"),
+        ("CONFIG = ExperimentConfig()", "does not run: NameError"),
+    ],
+)
+def test_a_file_without_a_configuration_says_where_it_comes_from(tmp_path, capsys, text, message):
+    path = tmp_path / "own.py"
+    path.write_text(text)
+    assert main([str(path), "--out", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and message in error
+    assert "from experiments.config import ExperimentConfig" in error

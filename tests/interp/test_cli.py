@@ -1,5 +1,6 @@
 """`detect-induction` as a command: outputs, exit statuses, and one line for every bad input."""
 
+import io
 import json
 import os
 import resource
@@ -161,11 +162,42 @@ def test_values_out_of_range_are_named(checkpoint, tmp_path, capsys):
         _refused(capsys, checkpoint, "--device", device, match="accepted: cpu, cuda, cuda:N")
     _refused(capsys, checkpoint, "--scores", ",", match="unknown scores ''")
     _refused(capsys, checkpoint, "--steps", ",", match="steps ''")
-    for name in ("", str(tmp_path / "x.csv") + "/"):
-        _refused(capsys, checkpoint, "--csv", name, match="is a folder")
-    same = tmp_path / "same"
-    _refused(capsys, checkpoint, "--csv", same, "--json", same, match="is given for two outputs")
-    assert not same.exists()
+    _refused(capsys, checkpoint, "--csv", f"{tmp_path / 'x.csv'}/", match="is a folder")
+    _refused(capsys, checkpoint, "--csv", "", match="--csv ''; accepted: the name of a file to write, or -")
+
+
+@pytest.mark.parametrize("kinds", [("json", "csv"), ("csv", "html"), ("json", "html")])
+def test_two_outputs_are_never_one_file(checkpoint, tmp_path, capsys, monkeypatch, kinds):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "link").symlink_to("same")
+    (tmp_path / "here").symlink_to(".")
+    for first, second in (("same", "./same"), ("link", "same"), ("here/same", tmp_path / "same"), ("-", "-")):
+        words = (f"--{kinds[0]}", first, f"--{kinds[1]}", second)
+        _refused(capsys, checkpoint, *words, match=f"{second} is given for two outputs, --{kinds[0]} and")
+    assert not (tmp_path / "same").exists()
+
+
+def test_a_hyphen_is_stdout(checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main([str(checkpoint), "--quiet", "--json", "-", "--csv", "x.csv"]) == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["format"] == 1 and "1 induction head: L1H0" in err and "wrote x.csv" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model", "x.csv"]
+
+
+@pytest.mark.parametrize("stdout", ["closed", "full", "ascii"])
+def test_files_stay_where_stdout_cannot_be_written(checkpoint, tmp_path, capsys, monkeypatch, stdout):
+    file = tmp_path / "x.json"
+    with open("/dev/full", "w") as full, monkeypatch.context() as patched:
+        ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+        patched.setattr(sys, "stdout", {"closed": None, "full": full, "ascii": ascii_only}[stdout])
+        assert main([str(checkpoint), "--quiet", "--json", str(file)]) == (stdout != "ascii")
+    said = {"closed": "stdout: closed", "full": "stdout: No space left on device"}.get(stdout)
+    expected = f"wrote {file}\n" if said is None else f"detect-induction: error: {said}\n"
+    assert capsys.readouterr().err == expected
+    assert json.loads(file.read_text())["format"] == 1
+    if said is None:
+        assert b"L1H0" in ascii_only.buffer.getvalue() and b" ?0.0" in ascii_only.buffer.getvalue()
 
 
 def test_text_for_a_model_without_tokenizer(checkpoint, tmp_path, capsys):

@@ -1,17 +1,23 @@
 """Checkpoints that are missing, damaged or replaced: what can be read is shown, and the rest is named."""
 
+import json
+import re
 import shutil
 import time
 
 import pytest
+from safetensors.torch import load, save_file
 
 from interp.dashboard import scoring as scoring_module
 from interp.dashboard.app import make_app
+from interp.dashboard.cli import main
 from interp.dashboard.desk import Desk
+from interp.dashboard.progress_line import ProgressLine
 from interp.dashboard.prompt import PromptSpec
 from interp.dashboard.run import Run
 from interp.dashboard.scoring import Scoring
 from interp.dashboard.selection import Selection
+from interp.report_sections import escaped
 
 BEST = {"layer": 1, "head": 2, "reading": "pattern"}
 
@@ -136,3 +142,41 @@ def test_a_page_without_any_checkpoint_says_so(run_folder):
     answer = client.get("/_dash-layout")
     assert answer.status_code == 200
     assert "No checkpoint can be read: run: the checkpoint of step 40 is gone" in answer.text
+
+
+def test_an_exported_page_and_its_command_name_what_is_left_out(run_folder, tmp_path, capsys):
+    cut_short(weights(run_folder, 10))
+    weights(run_folder, 40).unlink()
+    page = tmp_path / "page.html"
+    words = ["--heads", "L1H2", "--prompt", "1 2 3 1 2 3"]
+    assert main([str(run_folder), "--export", str(page), *words]) == 0
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == f"attention-dashboard: opening {run_folder} ..."
+    left_out = [line for line in said if "left out" in line]
+    assert [line.split(":")[2].strip() for line in left_out] == ["left out, step 10", "left out, step 40"]
+    text = page.read_text("utf-8")
+    data = json.loads(re.search(r'<script[^>]*id="data"[^>]*>(.*?)</script>', text, re.DOTALL)[1])
+    assert data["models"][0]["steps"] == [0, 5, 20]
+    for line in left_out:
+        assert escaped(line.removeprefix("attention-dashboard: ")) in text
+
+
+def test_a_page_of_outputs_that_are_not_finite_is_refused(run_folder, tmp_path, capsys):
+    tensors = load(weights(run_folder, 20).read_bytes())
+    tensors["embed.W_E"].mul_(0).add_(3e38)
+    save_file(tensors, weights(run_folder, 20))
+    assert main([str(run_folder), "--export", str(tmp_path / "page.html")]) == 1
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("attention-dashboard: error: run, step 20: the model's outputs are not finite")
+    assert not (tmp_path / "page.html").exists()
+
+
+def test_progress_is_a_line_now_and_then_where_there_is_no_terminal(capsys):
+    with ProgressLine("name", every_s=60) as line:
+        for words in ("one", "two", "three"):
+            line(words)
+        line.warn("that stays")
+    assert capsys.readouterr().err == "name: one\nname: that stays\n"
+    line = ProgressLine("name", every_s=0)
+    line("one"), line("two")
+    assert capsys.readouterr().err == "name: one\nname: two\n"
