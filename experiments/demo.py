@@ -122,12 +122,10 @@ def print_summary(reports: Mapping) -> None:
     with printed():
         Console(width=132).print(table)
     say(
-        "Cuts are of the mixer's own reading (pattern, ssm), at the offset shown: nats above random edges,\n"
-        "and what these edges copy; the two decide what is an induction head. Prefix matching is of the\n"
-        "same reading, at +1. In the block reading, which counts the convolution in, the same circuit may\n"
-        "sit at +1 with another cost: interp.offset_profile with reading='block' measures it.\n"
-        "Gains of different tasks do not compare. A model can gain from order without any unit that\n"
-        "passes the rule for induction heads."
+        "Cuts and copying are of the mixer's own reading (pattern, ssm) at the offset shown, cuts in\n"
+        "nats above random edges; prefix matching is of the same reading at +1. The block reading, which\n"
+        "counts the convolution in, may match at +1. Gains of different tasks do not compare; a model can\n"
+        "gain from order without any unit that passes the rule for induction heads."
     )
 
 

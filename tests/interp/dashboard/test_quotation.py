@@ -47,7 +47,7 @@ def test_a_choice_is_quoted_in_part(wired_run, name, form):
 
 def test_a_prompt_and_a_port_of_the_command(wired_run, tmp_path, capsys):
     assert main([str(wired_run), "--export", str(tmp_path / "x.html"), "--prompt", LONG]) == 1
-    said = capsys.readouterr().err
+    said = capsys.readouterr().err.splitlines()[-1]
     assert said.startswith("attention-dashboard: error: Unknown token 999") and len(said) < 250
     with pytest.raises(SystemExit):
         main([str(wired_run), "--port", LONG])

@@ -22,10 +22,11 @@ from kernels.triton import (
 )
 
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-# Every width and dtype for the GPU of the benchmarks; the ends of the table for the other two.
+# Every width and dtype for the GPU of the benchmarks; the ends of the table, and the usual width, for the
+# other two.
 WIDTHS = [(90, BF16, w) for w in (16, 32, 64, 128, 256)] + [(90, F32, w) for w in (16, 32, 64, 128, 256)]
 WIDTHS += [(90, F16, w) for w in (64, 256)]
-WIDTHS += [(c, t, w) for c in (80, 100) for t in (BF16, F32) for w in (64, 256)]
+WIDTHS += [(c, t, w) for c in (80, 100) for t in (BF16, F32) for w in (64, 256)] + [(80, BF16, 128)]
 STATES = [(90, t, n) for t in (BF16, F32) for n in (4, 16, 32, 64, 128, 256)] + [(90, F16, 16)]
 STATES += [(c, t, n) for c in (80, 100) for t in (BF16, F32) for n in (16, 256)]
 # Kernels that may spill, with the bytes of stack allowed. Linear attention: pattern, decays, state and
