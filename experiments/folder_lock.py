@@ -1,5 +1,6 @@
 """One writer for each run folder: an operating-system lock that ends with the process that holds it."""
 
+import contextlib
 import os
 import socket
 from pathlib import Path
@@ -36,7 +37,7 @@ class FolderLock:
             return
         while True:
             try:
-                handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                handle = self._opened()
             except OSError as error:
                 raise CheckpointError(f"{self.path} cannot be written: {error.strerror}") from error
             try:
@@ -58,8 +59,17 @@ class FolderLock:
             # The holder before took the file away between opening and locking.
             os.close(handle)
         self._handle = handle
-        os.ftruncate(handle, 0)
-        os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+        # Not where the file is another user's.
+        with contextlib.suppress(OSError):
+            os.ftruncate(handle, 0)
+            os.write(handle, f"process {os.getpid()} on {socket.gethostname()}".encode())
+
+    def _opened(self) -> int:
+        """The file, made if it is not there; the one that another user's process left is opened to read."""
+        try:
+            return os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except PermissionError:
+            return os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
 
     def release(self) -> None:
         """Give the lock back and remove its file; nothing where it is not held."""

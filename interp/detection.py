@@ -187,6 +187,9 @@ def _planned(
             f"mamba_units {mamba_units!r} for layers of {kinds}; accepted: only with Mamba-1 layers"
         )
     plan = make_plan(subject, windows=windows[0], windows_from=windows[1], **probe)
+    if getattr(subject, "narrow", None):
+        note = f"weights are {subject.narrow}, read in float32"
+        plan = dataclasses.replace(plan, notes=(*plan.notes, note))
     chosen = any(probe[name] is not None for name in ("period", "repeats", "trained"))
     if chosen or not isinstance(subject, LanguageModelSubject) or subject.origin is not None:
         return plan

@@ -20,7 +20,8 @@ def check_finite_outputs(subject: Subject, tokens: Int[Tensor, "batch seq"], whe
     rows = next(subject.batches(*tokens.shape)) if on_gpu else slice(1)
     with torch.no_grad():
         logits = subject.logits(tokens[rows].to(subject.device))
-    bad = int((~torch.isfinite(logits)).sum())
+    # A token may be ruled out by a logit of minus infinity.
+    bad = int((logits.isnan() | logits.isposinf()).sum())
     if bad:
         raise DetectionError(
             f"{where}: the model's outputs are not finite ({bad:,} of {logits.numel():,} logits are NaN or "

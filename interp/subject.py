@@ -1,6 +1,7 @@
 """One face for every model that the instruments read: our own LanguageModel, and TransformerLens's bridge."""
 
 import abc
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -177,7 +178,10 @@ class LanguageModelSubject(Subject):
 
     def __init__(self, model: Any):
         config = model.config
-        self.model = model.eval()
+        # Scores compare small differences: half precision is read in float32.
+        narrow = {p.dtype for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
+        self.narrow = min((str(dtype).removeprefix("torch.") for dtype in narrow), default=None)
+        self.model = (copy.deepcopy(model).float() if narrow else model).eval()
         self.mixers = tuple(mixer.kind for mixer in config.mixers)
         self.n_heads = model.cfg.n_heads
         self.n_ctx, self.d_vocab, self.bos = config.n_ctx, config.d_vocab, config.bos

@@ -1,9 +1,18 @@
 """Whole numbers: what counts as one where a count, a place or an index is asked for."""
 
-from numbers import Integral
+import operator
 from typing import Any
+
+import numpy as np
+import torch
 
 
 def is_whole(value: Any) -> bool:
-    """True for Python's and NumPy's integers; not for 1.0, and not for True."""
-    return isinstance(value, Integral) and not isinstance(value, bool)
+    """True for Python's and NumPy's integers and tensors of one; not for 1.0, and not for True."""
+    if isinstance(value, bool | np.bool_) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return True

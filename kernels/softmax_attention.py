@@ -92,7 +92,7 @@ def parallel(
 ) -> Output:
     """Readable form: pattern @ v. Options as in `pattern`."""
     _check(q, k, v, scale, window, sink)
-    weights = pattern(q, k, scale=scale, window=window, sink=sink)
+    weights = pattern(q.to(accumulation_dtype(q, k, v)), k, scale=scale, window=window, sink=sink)
     values = v.to(weights.dtype).repeat_interleave(q.shape[2] // v.shape[2], dim=2)
     return torch.einsum("bhij,bjhd->bihd", weights, values).to(v.dtype)
 

@@ -136,12 +136,13 @@ class StrictHooks(HookedRootModule):
 
         Args:
             fwd_hooks, bwd_hooks: Pairs of a name (or a function on names) and a function `f(tensor, hook)`.
-                What a forward one returns takes the tensor's place, in its shape and dtype; None leaves it.
+                What a forward one returns takes the tensor's place, in its shape and dtype (it is cast);
+                None leaves it.
             form: None is the form of the context around this one, PARALLEL where there is none.
 
         Raises:
             UnknownHook, HookNotFired: before anything runs; no hook stays attached.
-            ConfigError: in a run inside, a hook that returns another shape or dtype, or no tensor.
+            ConfigError: in a run inside, a hook that returns another shape, or no floating-point tensor.
         """
         require_lens()
         self._open_forms.append(self._hook_form(form))
@@ -210,13 +211,14 @@ def _checked(hook: Callable, dir: Literal["fwd", "bwd"]) -> Callable:
         found = function(tensor, hook=hook)
         if found is None:
             return None
-        fits = isinstance(found, Tensor) and found.shape == tensor.shape and found.dtype == tensor.dtype
-        if not fits:
+        fits = isinstance(found, Tensor) and found.shape == tensor.shape
+        if not (fits and found.is_floating_point() == tensor.is_floating_point()):
             described = f"{list(found.shape)} {found.dtype}" if isinstance(found, Tensor) else repr(found)
             raise ConfigError(
                 f"a hook at {hook.name!r} returned {described}; accepted: None or a tensor "
                 f"{list(tensor.shape)} {tensor.dtype}, as it was given"
             )
-        return found
+        # Weights of a probe in float32, or autocast inside the hook: the model goes on in its own dtype.
+        return found.to(tensor.dtype)
 
     return checked

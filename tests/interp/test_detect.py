@@ -11,7 +11,9 @@ from language_models import CONFIGS, build
 from interp import detect
 from interp.errors import DetectionError
 from interp.records import rows, to_csv, to_json
+from models import LanguageModel, LanguageModelConfig
 from models.checkpoint import save_model
+from models.config import Mamba2Config, SoftmaxAttentionConfig
 from models.errors import CheckpointError
 
 DESIGN_KEYS = {"format", "path", "mixers", "n_layers", "n_heads", "probe", "checkpoints", "phase_transition"}
@@ -203,3 +205,34 @@ def test_maps_are_of_the_strongest_heads(wired):
     matrix = found[0, 0].matrix
     assert len(matrix) == len(found[0, 0].tokens) == 41
     assert all(matrix[i][i - 1] == pytest.approx(1, abs=1e-4) for i in range(1, 41))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_read_in_float32(dtype):
+    """The scores are those of the rounded weights; the model that was given keeps its dtype."""
+    mixers = (SoftmaxAttentionConfig(n_heads=2), Mamba2Config(n_heads=2, d_state=8))
+    model = LanguageModel(LanguageModelConfig(d_model=32, n_layers=2, d_vocab=20, n_ctx=64, mixers=mixers))
+    options = {"n_sequences": 2, "period": 8, "repeats": 2, "scores": ["prefix_matching", "copying"]}
+    model = model.to(dtype)
+    half = detect(model, **options)
+    assert next(model.parameters()).dtype == dtype
+    assert f"weights are {str(dtype)[6:]}, read in float32" in half.notes
+    whole = detect(model.float(), **options)
+    pairs = zip(half.checkpoints[-1].heads, whole.checkpoints[-1].heads, strict=True)
+    assert all(one.prefix_matching == two.prefix_matching for one, two in pairs)
+
+
+def test_a_token_ruled_out_by_minus_infinity_is_no_overflow():
+    config = LanguageModelConfig(
+        d_model=32, n_layers=1, d_vocab=20, n_ctx=64, mixers=(SoftmaxAttentionConfig(n_heads=2),),
+        unembed_bias=True,
+    )  # fmt: skip
+    model = LanguageModel(config)
+    options = {"n_sequences": 2, "period": 8, "repeats": 2, "scores": ["prefix_matching"]}
+    with torch.no_grad():
+        model.unembed.b_U[-1] = -torch.inf
+    assert detect(model, **options).checkpoints[-1].heads
+    with torch.no_grad():
+        model.unembed.b_U[-1] = torch.inf
+    with pytest.raises(DetectionError, match="not finite"):
+        detect(model, **options)

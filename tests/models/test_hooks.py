@@ -262,12 +262,12 @@ def test_a_filter_can_be_a_function_names_or_nothing():
     [
         (lambda t: t[:, :1], "[2, 1, 2, 8] torch.float64"),
         (lambda t: t[:1], "[1, 9, 2, 8] torch.float64"),
-        (lambda t: t.float(), "[2, 9, 2, 8] torch.float32"),
+        (lambda t: t.long(), "[2, 9, 2, 8] torch.int64"),
         (lambda t: 0.0, "0.0"),
     ],
 )
 @torch.no_grad()
-def test_a_hook_that_returns_another_shape_or_dtype_is_refused(result, described):
+def test_a_hook_that_returns_another_shape_or_no_numbers_is_refused(result, described):
     model = language_models.build("softmax")
     name = "blocks.0.attn.hook_z"
     hooks = [(name, lambda t, hook: result(t))]
@@ -280,3 +280,16 @@ def test_a_hook_that_returns_another_shape_or_dtype_is_refused(result, described
         model(TOKENS)
     model.reset_hooks()
     assert hooked(model) == []
+
+
+@torch.no_grad()
+def test_what_a_hook_returns_is_cast():
+    """Probes in float32 on a bfloat16 model, and autocast inside a hook."""
+    model = language_models.build("softmax").bfloat16()
+    point = ("blocks.0.hook_resid_post", lambda t, hook: t + torch.ones(t.shape[-1]))
+    changed = model.run_with_hooks(TOKENS, fwd_hooks=[point])
+    assert changed.dtype == torch.bfloat16 and not torch.equal(changed, model(TOKENS))
+    model = model.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        product = ("blocks.0.hook_resid_post", lambda t, hook: t @ torch.eye(t.shape[-1]))
+        assert torch.isfinite(model.run_with_hooks(TOKENS, fwd_hooks=[product])).all()
