@@ -26,10 +26,10 @@ from interp.errors import InterventionError
 from interp.heads import layer_and_head
 from interp.records import HeadScore
 from interp.sites import check_layer
-from interp.whole import is_whole
 from kernels import causal_conv
 from models.language_model import LanguageModel
 from models.mixers.base import Mixer
+from models.whole import is_whole
 
 if TYPE_CHECKING:
     from transformer_lens import FactoredMatrix

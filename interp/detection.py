@@ -26,7 +26,7 @@ from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
 from interp.records import SCORES, CheckpointScores, DetectionReport, to_plain
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LanguageModelSubject, Subject
-from interp.whole import is_whole
+from models.whole import is_whole
 
 # Of sequences, windows, tokens in a period, repeats.
 MOST = 100_000

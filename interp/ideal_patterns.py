@@ -6,7 +6,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from interp.errors import InterventionError
-from interp.whole import is_whole
+from models.whole import is_whole
 
 
 def previous_token_pattern(seq: int) -> Float[Tensor, "dest=seq src=seq"]:

@@ -20,9 +20,9 @@ from interp.displayed import Displayed
 from interp.edge_cuts import EdgeCut, LayersAbove, ScoredLosses, hook_z_of, layer_inputs
 from interp.errors import DetectionError
 from interp.offset_edges import Edges, Matches
-from interp.whole import is_whole
 from models.language_model import LanguageModel
 from models.mixers.reading import Reading
+from models.whole import is_whole
 
 CONTROLS = ("random", "previous", "renormalised", "taps")
 # Tokens that go through the layers above a cut together.

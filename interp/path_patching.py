@@ -20,10 +20,10 @@ from torch import Tensor
 from interp.errors import InterventionError
 from interp.patching import Metric, measured, record
 from interp.sites import Site, check_head, check_layer, n_heads_of
-from interp.whole import is_whole
 from models.form import Form
 from models.language_model import LanguageModel
 from models.mixers.base import Mixer
+from models.whole import is_whole
 
 # What a mixer computes from its input, by kind: together they decide its output.
 PARTS = {

@@ -11,11 +11,11 @@ from torch import Tensor
 from interp.errors import InterventionError
 from interp.heads import Head, Pair, pair_of
 from interp.records import HeadScore
-from interp.whole import is_whole
 from models.errors import UnknownHook, closest
 from models.form import Form
 from models.language_model import LanguageModel
 from models.mixers.base import RECURRENT_ONLY, Mixer
+from models.whole import is_whole
 
 # Kind -> hook point of a block. Axes of what fires: [batch seq ...], with heads third where there are heads;
 # pattern and scores are [batch head dest src], the state [batch head ...] at one position.

@@ -34,9 +34,9 @@ from interp.sequences import RepeatedTokens
 from interp.sites import check_head, check_layer
 from interp.steering_edges import LayerMemory, Text
 from interp.subject import next_token_losses
-from interp.whole import is_whole
 from models.form import Form
 from models.language_model import LanguageModel
+from models.whole import is_whole
 
 
 @dataclass(frozen=True, kw_only=True)

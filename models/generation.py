@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.errors import ConfigError
 from models.form import Form
+from models.whole import is_whole
 
 
 def generate(
@@ -73,7 +74,7 @@ def stream(
     tokens = model._checked_tokens(tokens)
     _check(model, tokens, max_new_tokens)
     _check_draws(temperature, top_k)
-    if seed is not None and not (_is_whole(seed) and -(1 << 63) <= seed < 1 << 64):
+    if seed is not None and not (is_whole(seed) and -(1 << 63) <= seed < 1 << 64):
         raise ConfigError(f"seed is {seed!r}; accepted: None or a whole number of 64 bits")
     form = None if form is None else Form.of(form)
     generator = None
@@ -134,27 +135,22 @@ def _check_draws(temperature: float, top_k: int | None) -> None:
         raise ConfigError(
             f"temperature is {temperature!r}; accepted: 0 or a finite number of at least {COLDEST:g}"
         )
-    if top_k is not None and not (_is_whole(top_k) and top_k >= 1):
+    if top_k is not None and not (is_whole(top_k) and top_k >= 1):
         raise ConfigError(f"top_k is {top_k!r}; accepted: None or a positive whole number")
 
 
 def _ends(stop: int | Iterable[int]) -> list[int]:
     try:
-        ids = {stop} if _is_whole(stop) else set(stop)
+        ids = {stop} if is_whole(stop) else set(stop)
     except TypeError:
         ids = {None}
-    if not all(_is_whole(i) for i in ids):
+    if not all(is_whole(i) for i in ids):
         raise ConfigError(f"stop is {stop!r}; accepted: a token id or several")
     return sorted(int(i) for i in ids)
 
 
-def _is_whole(value: Any) -> bool:
-    """True for Python's and NumPy's integers; not for True."""
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
 def _check(model: Any, tokens: Tensor, max_new_tokens: int) -> None:
-    if not _is_whole(max_new_tokens) or max_new_tokens < 0:
+    if not is_whole(max_new_tokens) or max_new_tokens < 0:
         raise ConfigError(f"max_new_tokens is {max_new_tokens!r}; accepted: a whole number of at least 0")
     # The last new token is never read, so it takes no position.
     longest = tokens.shape[-1] + max(max_new_tokens - 1, 0)

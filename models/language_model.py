@@ -18,6 +18,7 @@ from models.lens_config import LensConfig
 from models.lens_surface import LensSurface
 from models.mixers import make_mixer
 from models.model_state import ModelState, check_state
+from models.whole import is_whole
 
 RETURN_TYPES = ("logits", "loss", "both", None)
 TOKEN_DTYPES = (torch.int64, torch.int32, torch.int16, torch.uint8)
@@ -149,7 +150,7 @@ class LanguageModel(LensSurface):
 
     def _check_layer(self, name: str, layer: int | None) -> None:
         n = self.config.n_layers
-        if layer is not None and not (type(layer) is int and -n <= layer <= n):
+        if layer is not None and not (is_whole(layer) and -n <= layer <= n):
             raise ConfigError(f"{name} is {layer!r}; accepted: None or a whole number from {-n} to {n}")
 
     def _checked_resid(self, resid: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from interp.whole import is_whole
+from models.whole import is_whole
 
 
 def numbers(values: Any, name: str) -> np.ndarray:

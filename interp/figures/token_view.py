@@ -9,7 +9,7 @@ from interp.figures.attention_map import MARKED_SHARE
 from interp.figures.given import checked_count, checked_limit, checked_tokens, numbers
 from interp.figures.theme import MONOSPACE, colour_bar, on_colour, scale, style, theme_of
 from interp.figures.token_text import label
-from interp.whole import is_whole
+from models.whole import is_whole
 
 
 def token_view(

@@ -56,7 +56,8 @@ def _is_hard(high_ptr, first, stop, MILD: tl.constexpr, BLOCK_T: tl.constexpr):
 @triton.jit
 @typing.no_type_check
 def _rounded(b_x, dtype: tl.constexpr):
-    """float32 numbers as `dtype` holds them, still float32; halves of the last bfloat16 place go up."""
+    """float32 numbers as `dtype` holds them, still float32. In bfloat16 halves of the last place go up, and
+    NaN may become 0: the other product of the same row holds it."""
     if dtype == tl.bfloat16:
         # There and back one by one, conversions are slower than integers.
         b_bits = b_x.to(tl.int32, bitcast=True)

@@ -16,6 +16,7 @@ from models.errors import ConfigError, closest
 from models.form import Form
 from models.lens import HookPoint
 from models.mixers.reading import Reading
+from models.whole import is_whole
 
 ALL_FORMS = frozenset(Form)
 PARALLEL_ONLY = frozenset({Form.PARALLEL})
@@ -168,7 +169,7 @@ class Mixer(nn.Module, abc.ABC):
         self, batch: int, device: torch.device | str | None, dtype: torch.dtype | None
     ) -> dict[str, Any]:
         """Device and dtype of a new state of `batch` sequences: those given, else the parameters'."""
-        if type(batch) is not int or batch < 1:
+        if not is_whole(batch) or batch < 1:
             raise ConfigError(f"batch is {batch!r}; accepted: a positive whole number of sequences")
         parameter = next(self.parameters())
         return {"device": device or parameter.device, "dtype": dtype or parameter.dtype}

@@ -1,6 +1,7 @@
 """Generation runs on the recurrent state and gives what the full forward pass gives."""
 
 import language_models
+import numpy as np
 import pytest
 import torch
 from torch.testing import assert_close
@@ -123,3 +124,13 @@ def test_options_are_checked():
     assert torch.equal(model.generate(TOKENS, 3, temperature=1e-30), model.generate(TOKENS, 3, temperature=0))
     with pytest.raises(ConfigError, match="out of range"):
         model.generate(TOKENS + 20, 1)
+
+
+def test_numpy_numbers_are_numbers():
+    model = language_models.build("softmax")
+    options = {"temperature": 0.5, "top_k": 5, "seed": 3}
+    expected = model.generate(TOKENS, 3, **options)
+    wide = {"temperature": np.float32(0.5), "top_k": np.int64(5), "seed": np.int64(3)}
+    assert torch.equal(model.generate(TOKENS, np.int64(3), **wide), expected)
+    assert model(TOKENS, stop_at_layer=np.int64(1)).shape[:2] == TOKENS.shape
+    assert model.init_state(np.int64(2)).position == 0

@@ -9,6 +9,8 @@ import torch
 
 def is_whole(value: Any) -> bool:
     """True for Python's and NumPy's integers and tensors of one; not for 1.0, and not for True."""
+    if type(value) is int:
+        return True
     if isinstance(value, bool | np.bool_) or (isinstance(value, torch.Tensor) and value.dtype == torch.bool):
         return False
     try:
