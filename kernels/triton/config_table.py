@@ -62,7 +62,7 @@ _SM_80 = {
     ("linear_output", 64, 4): _c(32, 32, 8, 1),
     ("linear_output", 128, 4): _c(16, 32, 8, 1),
     ("linear_output", 256, 4): _c(16, 16, 8, 1),
-    # Rows of linear_gradient (with decays or normalised rows) and linear_gradient_plain are those of
+    # Rows of linear_gradient (with decays), linear_gradient_plain and linear_gradient_normalised are those of
     # linear_output.
     ("linear_gradient", 32, 2): _c(64, 32, 4, 3),
     ("linear_gradient", 64, 2): _c(64, 32, 4, 2),
@@ -107,8 +107,8 @@ _SM_90 = _SM_80 | {
     ("linear_output", 128, 2): _c(64, 64, 8, 2),
     ("linear_gradient", 64, 2): _c(64, 64, 4, 2),
     ("linear_gradient", 128, 2): _c(64, 64, 8, 2),
-    ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 2, 168),
-    ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 2, 168),
+    ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 3, 168),
+    ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 3),
     ("linear_gradient_plain", 128, 2): _c(64, 64, 8, 2),
 }
 # Accumulators are not in registers there: no need of caps.
@@ -121,6 +121,14 @@ _SM_100 = _SM_90 | {
     ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 2),
 }
 TABLES: dict[str, dict[tuple[str, int, int], Config]] = {"sm_80": _SM_80, "sm_90": _SM_90, "sm_100": _SM_100}
+for _table in TABLES.values():
+    # Normalised rows take the configurations of decayed ones.
+    _table |= {
+        ("linear_gradient_normalised", width, size): found
+        for (part, width, size), found in _table.items()
+        if part == "linear_gradient"
+    }
+TABLES["sm_90"]["linear_gradient_normalised", 64, 2] = _c(64, 64, 4, 3)
 # Set by tune.py and by tests to try another configuration: (part, width, bytes) -> Config.
 overrides: dict[tuple[str, int, int], Config] = {}
 

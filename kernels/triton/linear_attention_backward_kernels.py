@@ -23,14 +23,26 @@ def _linear_gradient_kernel(
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, COLUMNS_K: tl.constexpr,
     COLUMNS_V: tl.constexpr, HAS_G: tl.constexpr, HAS_W: tl.constexpr, NORMALISE: tl.constexpr,
     HAS_D: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, SAVE_LAST: tl.constexpr,
-    LOAD_DELTA: tl.constexpr, TOGETHER: tl.constexpr, MILD: tl.constexpr, EXACT: tl.constexpr,
-    PRECISION: tl.constexpr,
+    LOAD_DELTA: tl.constexpr, TOGETHER: tl.constexpr, MILD: tl.constexpr, K_LIKE_Q: tl.constexpr,
+    V_LIKE_Q: tl.constexpr, FLAT_Q: tl.constexpr, FLAT_V: tl.constexpr, FLAT_DO: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one segment of one head: a program for each block of columns of dq, dk and dv, or one for
     dq and one for dk and dv. They stand side by side, so that what they read comes from memory once."""
     N_K: tl.constexpr = (D_K + COLUMNS_K - 1) // COLUMNS_K
     N_V: tl.constexpr = (D_V + COLUMNS_V - 1) // COLUMNS_V
     N_KIND: tl.constexpr = 2 if TOGETHER else 2 * N_K + N_V
+    # Tensors whose rows are at the same places share one set of offsets.
+    if FLAT_Q:
+        stride_q_t = n_head * D_K
+    if FLAT_V:
+        stride_v_t = n_head * D_V
+    if FLAT_DO:
+        stride_do_t = n_head * D_V
+    if K_LIKE_Q:
+        stride_k_t = stride_q_t
+    if V_LIKE_Q:
+        stride_v_t = stride_q_t
     pid = tl.num_programs(0) - 1 - tl.program_id(0)
     kind = pid % N_KIND
     part = pid // N_KIND % n_segment
@@ -98,10 +110,10 @@ def _linear_gradient_kernel(
                 )
             elif TOGETHER and not HARD:
                 _key_value(
-                    q_ptr, k_ptr, v_ptr, do_ptr, w_ptr, high_ptr, low_ptr, ds_ptr, ds_last_ptr, dk_ptr,
-                    dv_ptr, k_dot_ptr, dw_ptr, dd_ptr, stride_q_t, stride_k_t, stride_v_t, stride_do_t,
-                    stride_w_t, row_first, n_head, first, stop, skip, scale, gain_first, scale, D_K, D_V,
-                    BLOCK_T, BLOCK_K, BLOCK_V, HAS_W, HAS_D, HAS_LAST, SAVE_LAST, EXACT, PRECISION,
+                    q_ptr, k_ptr, v_ptr, do_ptr, high_ptr, low_ptr, ds_ptr, ds_last_ptr, dk_ptr, dv_ptr,
+                    k_dot_ptr, stride_q_t, stride_k_t, stride_v_t, stride_do_t, row_first, n_head, first,
+                    stop, scale, gain_first, scale, D_K, D_V, BLOCK_T, BLOCK_K, BLOCK_V, HAS_LAST, SAVE_LAST,
+                    EXACT, PRECISION,
                 )
             else:
                 if is_dk:

@@ -21,7 +21,7 @@ import typing
 import triton
 import triton.language as tl
 
-from kernels.triton.linear_attention_rows import _chunk_decay, _is_hard, _row_sum
+from kernels.triton.linear_attention_rows import _chunk_decay, _is_hard, _row_sum, _split
 
 # A new length is no new kernel.
 SIZES = ("n_head", "seq", "n_segment", "segment")
@@ -118,7 +118,11 @@ def _linear_state_kernel(
         if HAS_W:
             w_ptrs = w_ptr + batch * stride_w_b + head * stride_w_h + wide * stride_w_t + offs_t * stride_w_t
             b_f = b_f * tl.load(w_ptrs, mask=mask_t, other=0.0).to(tl.float32)
-        if HAS_G or HAS_W:
+        if HAS_G and not EXACT:
+            # Gradients of decays are differences of sums over these states.
+            b_c, b_c_low = _split(b_c.to(tl.float32) * b_f[:, None], b_c.dtype)
+            b_s = tl.dot(tl.trans(b_b), b_c_low, b_s, input_precision=PRECISION)
+        elif HAS_G or HAS_W:
             b_c = (b_c.to(tl.float32) * b_f[:, None]).to(b_c.dtype)
         b_s = tl.dot(tl.trans(b_b), b_c, b_s, input_precision=PRECISION)
         if HAS_DELTA:
@@ -210,9 +214,18 @@ def _linear_output_kernel(
     GROUP_Q: tl.constexpr, GROUP_K: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, HAS_G: tl.constexpr,
     HAS_W: tl.constexpr, NORMALISE: tl.constexpr, HAS_D: tl.constexpr, HAS_FIRST: tl.constexpr,
-    SAVE_LAST: tl.constexpr, MILD: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    SAVE_LAST: tl.constexpr, MILD: tl.constexpr, K_LIKE_Q: tl.constexpr, V_LIKE_Q: tl.constexpr,
+    FLAT_Q: tl.constexpr, FLAT_V: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Outputs of one segment of one head, one block of columns."""
+    if FLAT_Q:
+        stride_q_t = n_head * D_K
+    if FLAT_V:
+        stride_v_t = n_head * D_V
+    if K_LIKE_Q:
+        stride_k_t = stride_q_t
+    if V_LIKE_Q:
+        stride_v_t = stride_q_t
     n_block = tl.cdiv(D_V, BLOCK_V)
     # From the end: what the kernels of the states read last is still in the cache.
     pid = tl.num_programs(0) - 1 - tl.program_id(0)

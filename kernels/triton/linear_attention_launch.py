@@ -132,7 +132,7 @@ def outputs(
         D_V=d_v, BLOCK_T=chunk_length(d_k, d_v, v), BLOCK_K=power_of_two(d_k), BLOCK_V=columns,
         HAS_G=sums is not None, HAS_W=w is not None, NORMALISE=den is not None, HAS_D=d is not None,
         HAS_FIRST=s is not None, SAVE_LAST=last is not None, MILD=MILD[v.dtype],
-        **_options("linear_output", d_k, d_v, v),
+        **_shared_offsets(q, k, v), **_options("linear_output", d_k, d_v, v),
     )  # fmt: skip
 
 
@@ -149,12 +149,15 @@ def gradients(
         weights, <k, dk> before them, dd of every segment); None where there is no decay, weight or skip.
     """
     (batch, seq, heads, d_v), d_k = v.shape, q.shape[3]
-    part = "linear_gradient" if sums is not None or inverse is not None else "linear_gradient_plain"
+    part = "linear_gradient"
+    if sums is None:
+        part = "linear_gradient_plain" if inverse is None else "linear_gradient_normalised"
     columns_k, columns_v = (_columns(part, d_k, d_v, width, v) for width in (d_k, d_v))
     n_k, n_v = -(-d_k // columns_k), -(-d_v // columns_v)
-    # Keys and values of equal width share a program where decays make their rows dear.
+    # Keys and values of equal width share a program where decays make their rows dear; with weights as well
+    # they have no registers for it.
     same = n_k == n_v == 1 and power_of_two(d_k) == power_of_two(d_v)
-    together = same and sums is not None and inverse is None
+    together = same and sums is not None and inverse is None and w is None and d is None
     options = {"dtype": torch.float32, "device": v.device}
     dots = None
     if sums is not None or w is not None:
@@ -171,9 +174,23 @@ def gradients(
         COLUMNS_K=columns_k, COLUMNS_V=columns_v, HAS_G=sums is not None, HAS_W=w is not None,
         NORMALISE=inverse is not None, HAS_D=d is not None, HAS_FIRST=s is not None,
         HAS_LAST=ds is not None, SAVE_LAST=last is not None, LOAD_DELTA=delta is not None,
-        TOGETHER=together, MILD=MILD[v.dtype], **_options(part, d_k, d_v, v),
+        TOGETHER=together, MILD=MILD[v.dtype], **_shared_offsets(q, k, v, do=do),
+        **_options(part, d_k, d_v, v),
     )  # fmt: skip
     return dots, dd
+
+
+def _shared_offsets(q: Tensor, k: Tensor, v: Tensor, *, do: Tensor | None = None) -> dict[str, bool]:
+    """Which tensors have their rows at the same places: threads keep one set of offsets for them."""
+    heads = v.shape[2]
+
+    def flat(x: Tensor) -> bool:
+        # Multiples of 16, so that the compiler still sees wide loads.
+        return x.shape[3] % 16 == 0 and x.stride(1) == heads * x.shape[3]
+
+    like = {"K_LIKE_Q": k.stride(1) == q.stride(1), "V_LIKE_Q": v.stride(1) == q.stride(1)}
+    found = like | {"FLAT_Q": flat(q), "FLAT_V": flat(v)}
+    return found if do is None else found | {"FLAT_DO": flat(do)}
 
 
 def _stride(state: Tensor | None, n_segment: int) -> int:

@@ -3,8 +3,12 @@
     out_i = u_i scale sum_j (<a_i, b_j> + x_i y_j) decay(i, j) w_j c_j
 
 as `linear_attention_kernels` explains it. In a segment of chunks that decay mildly, decay(i, j) is a factor
-of i times a factor of j, which scale the rows of the result and of c; otherwise every pair has its own
-exponential.
+of i times a factor of j, which scale the rows of the result and the columns of the chunk's pattern; otherwise
+every pair has its own exponential.
+
+Gradients of decays and weights are sums over row products <t_i, out_i> (t is q beside dq, k beside dk) whose
+parts cancel. In half precision they keep float32's digits: pairs of a chunk are multiplied in float32, and
+what is rounded for matrix products with the state, and for its updates, is two numbers.
 """
 
 import typing
@@ -55,14 +59,31 @@ def _is_hard(high_ptr, first, stop, MILD: tl.constexpr, BLOCK_T: tl.constexpr):
 
 @triton.jit
 @typing.no_type_check
-def _rounded(b_x, dtype: tl.constexpr):
-    """float32 numbers as `dtype` holds them, still float32. In bfloat16 halves of the last place go up, and
-    NaN may become 0: the other product of the same row holds it."""
+def _split(b_x, dtype: tl.constexpr, ROUND: tl.constexpr = False):
+    """float32 numbers as sums of two of a half-precision dtype, which hold twice its digits. The first is
+    cut off, unless it is also used without the second: then it is rounded."""
     if dtype == tl.bfloat16:
-        # There and back one by one, conversions are slower than integers.
-        b_bits = b_x.to(tl.int32, bitcast=True)
-        return ((b_bits + 0x8000) & -0x10000).to(tl.float32, bitcast=True)
-    return b_x.to(dtype).to(tl.float32)
+        # Integers are quicker than conversions there and back.
+        b_bits = b_x.to(tl.int32, bitcast=True) + (0x8000 if ROUND else 0)
+        b_high = (b_bits & -0x10000).to(tl.float32, bitcast=True)
+    else:
+        b_high = b_x.to(dtype).to(tl.float32)
+    return b_high.to(dtype), (b_x - b_high).to(dtype)
+
+
+@triton.jit
+@typing.no_type_check
+def _for_columns(ptr, start, stride, first, stop, BLOCK_T: tl.constexpr):
+    """Numbers of a chunk's steps, [BLOCK_T, copies]; `tl.max` along the copies makes factors of columns.
+
+    One number a step is loaded again by every thread for all of its columns, and what follows computed again:
+    a quarter of the loop's instructions. More numbers than threads are loaded once and moved.
+    """
+    COPIES: tl.constexpr = 256 // BLOCK_T
+    offs = start + tl.arange(0, BLOCK_T)
+    mask = (offs >= first) & (offs < stop)
+    offs_2 = offs[:, None] * stride + tl.zeros([1, COPIES], tl.int32)
+    return tl.load(ptr + offs_2, mask=mask[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -81,6 +102,8 @@ def _row_sum(
     """One row of the table, one block of output columns. Pointers are those of the head, of s and z those of
     the segment."""
     REVERSE: tl.constexpr = CALL == "dv" or CALL == "dk"
+    # Row products whose differences are summed: half precision keeps what rounding leaves as a second number.
+    TWICE: tl.constexpr = HAS_DOT and HAS_G and not EXACT
     dtype = a_ptr.dtype.element_ty
     offs_t = tl.arange(0, BLOCK_T)
     offs_b = tl.arange(0, BLOCK_B)
@@ -106,6 +129,13 @@ def _row_sum(
         seen = offs_t[:, None] >= offs_t[None, :]
     b_dd = tl.zeros([BLOCK_T], tl.float32)
     n_chunk = tl.cdiv(stop - first, BLOCK_T)
+    AHEAD: tl.constexpr = -BLOCK_T if REVERSE else BLOCK_T
+    COLUMNS: tl.constexpr = HAS_G and not HARD
+    begin = first + (n_chunk - 1) * BLOCK_T if REVERSE else first
+    if COLUMNS:
+        b_next = _for_columns(high_ptr, begin, 1, first, stop, BLOCK_T)
+        if HAS_W:
+            b_next_w = _for_columns(w_ptr, begin, stride_w_t, first, stop, BLOCK_T)
     for chunk in tl.range(n_chunk):
         step = n_chunk - 1 - chunk if REVERSE else chunk
         start = first + step * BLOCK_T
@@ -113,6 +143,13 @@ def _row_sum(
         wide = row_first * 0 + start
         row = row_first + wide * n_head
         mask_t = start + offs_t < stop
+        if COLUMNS:
+            # A chunk ahead, so that nothing waits for it.
+            b_column = tl.max(b_next, 1)
+            b_next = _for_columns(high_ptr, start + AHEAD, 1, first, stop, BLOCK_T)
+            if HAS_W:
+                b_column_w = tl.max(b_next_w, 1)
+                b_next_w = _for_columns(w_ptr, start + AHEAD, stride_w_t, first, stop, BLOCK_T)
         mask_b = mask_t[:, None] & (offs_b[None, :] < D_B)
         mask_c = mask_t[:, None] & (offs_c[None, :] < D_C)
         b_a = tl.load(a_ptr + wide * stride_a_t + offs_t[:, None] * stride_a_t + offs_b[None, :],
@@ -147,7 +184,6 @@ def _row_sum(
         b_p = tl.where(seen, b_p, 0.0)
         b_gain = tl.full([BLOCK_T], 1.0, tl.float32) * scale
         b_fac = b_f
-        b_cf = b_c
         if HAS_G:
             b_high, b_low, b_rest, total = _chunk_decay(high_ptr, low_ptr, start, stop, offs_t, BLOCK_T,
                 EXACT)
@@ -158,35 +194,53 @@ def _row_sum(
                 b_gain *= tl.exp2(-b_toward)
                 b_s *= tl.exp2(total)
                 b_z *= tl.exp2(total)
+        b_cf = b_c
         if HAS_G or HAS_W:
-            b_cf = (b_c.to(tl.float32) * b_fac[:, None]).to(dtype)
-        b_out = tl.dot(b_a, b_s.to(dtype), input_precision=PRECISION)
+            b_scaled = b_c.to(tl.float32) * b_fac[:, None]
+            b_cf = b_scaled.to(dtype)
+        if TWICE:
+            # Sums of keys take the first of the two alone.
+            b_cf, b_c_low = _split(b_scaled, dtype, NORMALISE)
+            b_s_high, b_s_low = _split(b_s, dtype)
+            b_out = tl.dot(b_a, b_s_high, input_precision=PRECISION)
+            b_out = tl.dot(b_a, b_s_low, b_out, input_precision=PRECISION)
+        else:
+            b_out = tl.dot(b_a, b_s.to(dtype), input_precision=PRECISION)
         if NORMALISE and CALL == "dq":
             b_out -= b_delta[:, None] * b_z
         if NORMALISE and CALL == "dk":
             b_out += b_z
         if NORMALISE and CALL == "o":
             b_den = tl.sum(b_a.to(tl.float32) * b_z[None, :], 1)
-        b_cp = b_cf
-        b_fp = b_fac
+        # With decays the pattern has the factors of sources, and c comes as it is: one rounding less.
+        b_cp = b_c if HAS_G else b_cf
         if HAS_G and HARD:
             b_p *= _pair_decay(b_high, b_low, REVERSE, EXACT)
             b_from = tl.exp2(b_rest if REVERSE else b_high)
             b_out *= b_from[:, None]
             if NORMALISE and CALL == "o":
                 b_den *= b_from
+            if HAS_W:
+                b_p *= b_f[None, :]
+        elif HAS_G:
+            b_column = tl.exp2(b_column if REVERSE else tl.minimum(total - b_column, 0.0))
+            if HAS_W:
+                b_column *= b_column_w
+            b_p *= b_column[None, :]
+        if HAS_G and HARD:
             b_s *= tl.exp2(total)
             b_z *= tl.exp2(total)
-            b_cp = b_c
-            b_fp = b_f
-            if HAS_W:
-                b_cp = (b_c.to(tl.float32) * b_f[:, None]).to(dtype)
+        if TWICE:
+            b_tc = tl.dot(b_t, tl.trans(b_c), input_precision=PRECISION)  # [BLOCK_T, BLOCK_T]
+            b_dot = tl.sum(b_p * b_tc, 1) + tl.sum(b_t.to(tl.float32) * b_out, 1)
         b_w = b_p.to(dtype)
         b_out = tl.dot(b_w, b_cp, b_out, input_precision=PRECISION)
         b_s = tl.dot(tl.trans(b_b), b_cf, b_s, input_precision=PRECISION)
+        if TWICE:
+            b_s = tl.dot(tl.trans(b_b), b_c_low, b_s, input_precision=PRECISION)
         if NORMALISE and CALL == "o":
-            if HAS_G or HAS_W:
-                b_p *= b_fp[None, :]
+            if HAS_W and not HAS_G:
+                b_p *= b_fac[None, :]
             b_den += tl.sum(b_p, 1)
             b_z += tl.sum(b_b.to(tl.float32) * b_fac[:, None], 0)
             b_inverse = 1.0 / (b_den * b_gain + eps)
@@ -197,27 +251,20 @@ def _row_sum(
         if NORMALISE and CALL == "dk":
             b_minus = (tl.zeros([BLOCK_T, BLOCK_T], tl.float32) - b_delta[None, :]).to(dtype)
             b_z = tl.dot(b_minus, b_cf, b_z, input_precision=PRECISION)
-        b_same = tl.full([BLOCK_T], 1.0, tl.float32)
+        if HAS_DOT:
+            if not TWICE:
+                b_dot = tl.sum(b_t.to(tl.float32) * b_out, 1)
+            b_dot *= b_gain
         if HAS_U:
             b_u = tl.load(u_ptr + wide * stride_u_t + offs_t * stride_u_t, mask=mask_t, other=0.0)
-            b_same = b_u.to(tl.float32)
-        if HAS_DOT and HAS_U and CALL == "dk":
-            b_dot = tl.sum(b_t.to(tl.float32) * b_out, 1) * b_gain
-            tl.store(dw_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
-        if HAS_DOT and HAS_G:
-            b_dot_gain = tl.full([BLOCK_T], 1.0, tl.float32) * scale
-            b_tf = b_same
-            if not HARD:
-                b_away = b_rest if REVERSE else b_high
-                b_tf = b_same * tl.exp2(b_away)
-                b_dot_gain = b_gain * tl.exp2(-b_away)
-            b_tw = b_t.to(tl.float32)
-            if HAS_U or not HARD:
-                b_tw = _rounded(b_tw * b_tf[:, None], dtype)
-            b_dot = tl.sum(b_tw * b_out, 1) * b_dot_gain
-            tl.store(dot_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
-        if HAS_U:
-            b_gain *= b_same
+            b_gain *= b_u.to(tl.float32)
+        if HAS_DOT:
+            if HAS_U and CALL == "dk":
+                tl.store(dw_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
+            if HAS_U:
+                b_dot *= b_u.to(tl.float32)
+            if HAS_G:
+                tl.store(dot_ptr + row + offs_t * n_head, b_dot, mask=mask_t)
         b_out *= b_gain[:, None]
         if HAS_D and CALL != "dk":
             b_out += skip * b_c.to(tl.float32)

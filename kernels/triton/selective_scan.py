@@ -35,11 +35,9 @@ STEPS = N_LANES = 4
 C_LANES = 8
 # Most states of a thread in the other kernels.
 STATES = 32
-# Groups of channels, most states at a time, and groups whose inputs are on their way, of the main backward
-# kernel.
+# Groups of channels and most states at a time of the main backward kernel.
 C_REPEAT = 4
 CHUNK = 16
-AHEAD = 4
 # Warps that are wanted for every multiprocessor: segments are made until there are as many.
 WARPS = 16
 
@@ -91,7 +89,7 @@ def _backward_tiles(d_state: int) -> dict[str, int]:
     width = _width(d_state)
     groups = C_REPEAT if width <= CHUNK else min(2, C_REPEAT)
     return {"C_REPEAT": groups, "N_REPEAT": min(width, CHUNK) // N_LANES, "CHUNKS": max(1, width // CHUNK),
-        "AHEAD": min(AHEAD, groups), "C_LANES": C_LANES, "N_LANES": N_LANES}  # fmt: skip
+        "C_LANES": C_LANES, "N_LANES": N_LANES}  # fmt: skip
 
 
 def _plan(u: Tensor, d_state: int) -> tuple[int, int, int]:

@@ -21,36 +21,45 @@ from kernels.triton.selective_scan_segments import _inside
 
 @triton.jit
 @typing.no_type_check
-def _load_tiles(
-    ptr, channel, offs_c, offs_n, N_CHANNEL: tl.constexpr, D_STATE: tl.constexpr, C_REPEAT: tl.constexpr,
-    C_LANES: tl.constexpr,
-):  # fmt: skip
-    """Tiles of a [channel, d_state] array."""
-    tiles = ()
-    for r in tl.static_range(C_REPEAT):
-        c = channel + r * C_LANES + offs_c
-        mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (offs_n < D_STATE)
-        tiles = tiles + (tl.load(ptr + c * D_STATE + offs_n, mask=mask, other=0.0).to(tl.float32),)
-    return tiles
+def _groups(b_x, C_REPEAT: tl.constexpr):
+    """A tile [4, C_REPEAT * C_LANES, n] as one tile for each group of channels, no number changing its lane.
+
+    Loads of all groups at once: Triton's time to compile grows with the square of their number.
+    """
+    ROWS: tl.constexpr = b_x.shape[0]
+    C: tl.constexpr = b_x.shape[1] // C_REPEAT
+    N: tl.constexpr = b_x.shape[2]
+    if C_REPEAT == 1:
+        found = (b_x,)
+    else:
+        b_x = tl.permute(tl.reshape(b_x, [ROWS, C_REPEAT, C, N]), (0, 2, 3, 1))
+        if C_REPEAT == 2:
+            found = tl.split(b_x)
+        else:
+            b_even, b_odd = tl.split(tl.reshape(b_x, [ROWS, C, N, 2, 2]))
+            x0, x2 = tl.split(b_even)
+            x1, x3 = tl.split(b_odd)
+            found = (x0, x1, x2, x3)
+    return found
 
 
 @triton.jit
 @typing.no_type_check
-def _store_tiles(
-    ptr, tiles, channel, offs_c, offs_n, N_CHANNEL: tl.constexpr, D_STATE: tl.constexpr,
-    C_REPEAT: tl.constexpr, C_LANES: tl.constexpr,
-):  # fmt: skip
-    """Tiles into a [channel, d_state] array."""
-    for r in tl.static_range(C_REPEAT):
-        c = channel + r * C_LANES + offs_c
-        mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES) & (offs_n < D_STATE)
-        tl.store(ptr + c * D_STATE + offs_n, tiles[r], mask=mask)
-
-
-@triton.jit
-@typing.no_type_check
-def _store_steps(ptr, offs, b_x, mask):
-    tl.store(ptr + offs, b_x.to(ptr.dtype.element_ty), mask=mask)
+def _joined(tiles, C_REPEAT: tl.constexpr):
+    """The tile that `_groups` took apart."""
+    if C_REPEAT == 1:
+        b_x = tiles[0]
+    else:
+        ROWS: tl.constexpr = tiles[0].shape[0]
+        C: tl.constexpr = tiles[0].shape[1]
+        N: tl.constexpr = tiles[0].shape[2]
+        if C_REPEAT == 2:
+            b_x = tl.join(tiles[0], tiles[1])
+        else:
+            b_x = tl.join(tl.join(tiles[0], tiles[2]), tl.join(tiles[1], tiles[3]))
+            b_x = tl.reshape(b_x, [ROWS, C, N, 4])
+        b_x = tl.reshape(tl.permute(b_x, (0, 3, 1, 2)), [ROWS, C_REPEAT * C, N])
+    return b_x
 
 
 @triton.jit
@@ -82,7 +91,18 @@ def _over_rows(tiles, offs_s):
 @typing.no_type_check
 def _flat(b_x):
     """A tile of states [4, 8, n] as [8 * 4, n], lanes in their order."""
-    return tl.reshape(tl.permute(b_x, (1, 0, 2)), [32, b_x.shape[2]])
+    if b_x.shape[1] == 8:
+        return tl.reshape(tl.permute(b_x, (1, 0, 2)), [32, b_x.shape[2]])
+    return tl.sum(tl.reshape(tl.permute(b_x, (1, 0, 2)), [b_x.shape[1] // 8, 32, b_x.shape[2]]), 0)
+
+
+@triton.jit
+@typing.no_type_check
+def _spread(b_rows, first: tl.constexpr, C_LANES: tl.constexpr):
+    """Four lanes of rows of B and C, for all channels: [4, C_LANES, n]."""
+    lane = tl.arange(0, 4 * C_LANES)[:, None] % 4 + first
+    b_x = tl.gather(b_rows, tl.broadcast_to(lane, [4 * C_LANES, b_rows.shape[1]]), 0)
+    return tl.permute(tl.reshape(b_x, [C_LANES, 4, b_rows.shape[1]]), (1, 0, 2))
 
 
 @triton.jit
@@ -104,7 +124,7 @@ def _over_channels(dbs, dcs, lane):
 def _add_up(ptr, offs, b_x, mask, chunk):
     """Add what earlier chunks of states left, and leave the sum to the next one."""
     b_x += tl.load(ptr + offs, mask=mask & (chunk > 0), other=0.0)
-    _store_steps(ptr, offs, b_x, mask)
+    tl.store(ptr + offs, b_x, mask=mask)
     return b_x
 
 
@@ -116,8 +136,8 @@ def _scan_bwd_kernel(
     segment,
     STRIDE_U_T: tl.constexpr, STRIDE_DT_T: tl.constexpr, STRIDE_Z_T: tl.constexpr, STRIDE_DY_T: tl.constexpr,
     N_CHANNEL: tl.constexpr, D_STATE: tl.constexpr, C_REPEAT: tl.constexpr, N_REPEAT: tl.constexpr,
-    CHUNKS: tl.constexpr, AHEAD: tl.constexpr, C_LANES: tl.constexpr, N_LANES: tl.constexpr,
-    HAS_D: tl.constexpr, HAS_Z: tl.constexpr, HAS_LAST: tl.constexpr, SAVE_FIRST: tl.constexpr,
+    CHUNKS: tl.constexpr, C_LANES: tl.constexpr, N_LANES: tl.constexpr, HAS_D: tl.constexpr,
+    HAS_Z: tl.constexpr, HAS_LAST: tl.constexpr, SAVE_FIRST: tl.constexpr,
 ):  # fmt: skip
     """All gradients of one segment, blocks of N_LANES steps from the last to the first, one group of channels
     after the other; CHUNKS passes where the states are more than a tile holds."""
@@ -130,6 +150,12 @@ def _scan_bwd_kernel(
     # The same channels, without the compiler seeing that they are neighbours: it would give the lanes another
     # order than those of the states have.
     lone_c = tl.where(offs_c < C_LANES, offs_c, 0)
+    wide_c = tl.arange(0, C_REPEAT * C_LANES)[None, :, None]
+    lone_w = tl.where(wide_c < C_REPEAT * C_LANES, wide_c, 0)
+    mask_c = _inside(channel + wide_c, N_CHANNEL, C_REPEAT * C_LANES)
+    d = _groups(tl.zeros([1, C_REPEAT * C_LANES, 1], tl.float32), C_REPEAT)
+    if HAS_D:
+        d = _groups(tl.load(d_ptr + channel + lone_w, mask=mask_c, other=0.0).to(tl.float32), C_REPEAT)
     lane = tl.arange(0, 32)[:, None]
     TILE: tl.constexpr = N_LANES * N_REPEAT
     N: tl.constexpr = TILE * CHUNKS
@@ -144,8 +170,10 @@ def _scan_bwd_kernel(
     row = (batch * seq + start) * N_CHANNEL + channel
     for chunk in tl.range(CHUNKS):
         offs_n = chunk * TILE + offs_s * N_REPEAT + tl.arange(0, N_REPEAT)[None, None, :]
-        offs_tile = offs_n // 4 * (N_CHANNEL * 4) + offs_c * 4 + offs_n % 4
-        logs = _load_tiles(a_ptr, channel, offs_c, offs_n, N_CHANNEL, D_STATE, C_REPEAT, C_LANES)
+        offs_tile = offs_n // 4 * (N_CHANNEL * 4) + wide_c * 4 + offs_n % 4
+        offs_a = (channel + wide_c) * D_STATE + offs_n
+        mask_a = mask_c & (offs_n < D_STATE)
+        logs = _groups(tl.load(a_ptr + offs_a, mask=mask_a, other=0.0).to(tl.float32), C_REPEAT)
         rates, e, drates, dds = (), (), (), ()
         for r in tl.static_range(C_REPEAT):
             rates = rates + (tl.exp2(logs[r] * 1.4426950408889634) * -1.4426950408889634,)
@@ -153,78 +181,73 @@ def _scan_bwd_kernel(
             drates = drates + (tl.zeros([N_LANES, C_LANES, N_REPEAT], tl.float32),)
             dds = dds + (tl.zeros([N_LANES, C_LANES, 1], tl.float32),)
         if HAS_LAST:
-            e = _load_tiles(e_ptr + place * N_CHANNEL * D_STATE, channel, offs_c, offs_n, N_CHANNEL, D_STATE,
-                C_REPEAT, C_LANES)
-        u_at = u_ptr + batch * stride_u_b + start * STRIDE_U_T + channel + (offs_s * STRIDE_U_T + lone_c)
-        dt_at = dt_ptr + batch * stride_dt_b + start * STRIDE_DT_T + channel + (offs_s * STRIDE_DT_T + lone_c)
-        dy_at = dy_ptr + batch * stride_dy_b + start * STRIDE_DY_T + channel + (offs_s * STRIDE_DY_T + lone_c)
-        out = row + (offs_s * N_CHANNEL + lone_c)
-        bc_at = bc_ptr + (batch * (n_kept * N_LANES) + start) * (2 * N) + offs_n
+            e_ptrs = e_ptr + place * N_CHANNEL * D_STATE + offs_a
+            e = _groups(tl.load(e_ptrs, mask=mask_a, other=0.0), C_REPEAT)
+        u_at = u_ptr + batch * stride_u_b + start * STRIDE_U_T + channel
+        dt_at = dt_ptr + batch * stride_dt_b + start * STRIDE_DT_T + channel
+        dy_at = dy_ptr + batch * stride_dy_b + start * STRIDE_DY_T + channel
+        out = row
+        bc_at = bc_ptr + (batch * (n_kept * N_LANES) + start) * (2 * N) + chunk * TILE
         # Sums over channels: one row of partial results for each block of channels.
         dbc_at = (dbc_ptr + ((tl.program_id(0) * tl.num_programs(2) + batch) * (n_kept * N_LANES) + start)
             * (2 * N) + chunk * TILE)  # fmt: skip
-        kept_at = kept_ptr + (batch * n_kept + start // N_LANES) * (N_CHANNEL * N) + channel * 4 + offs_tile
+        kept_at = kept_ptr + (batch * n_kept + start // N_LANES) * (N_CHANNEL * N) + channel * 4
         mask_t = offs_s < left
         if HAS_Z:
-            z_at = z_ptr + batch * stride_z_b + start * STRIDE_Z_T + channel + (offs_s * STRIDE_Z_T + lone_c)
-        # What AHEAD groups of channels read is on its way: h, u, dt, dy, z of each.
-        queue = ()
-        for r in tl.static_range(AHEAD):
-            mask_c = _inside(channel + r * C_LANES + offs_c, N_CHANNEL, C_REPEAT * C_LANES)
-            queue = queue + (tl.load(kept_at + r * C_LANES * 4, mask=mask_c & (offs_n >= 0), other=0.0),
-                tl.load(u_at + r * C_LANES, mask=mask_t & mask_c, other=0.0),
-                tl.load(dt_at + r * C_LANES, mask=mask_t & mask_c, other=0.0),
-                tl.load(dy_at + r * C_LANES, mask=mask_t & mask_c, other=0.0))
-            if HAS_Z:
-                queue = queue + (tl.load(z_at + r * C_LANES, mask=mask_t & mask_c, other=0.0),)
+            z_at = z_ptr + batch * stride_z_b + start * STRIDE_Z_T + channel
+        next_h = tl.load(kept_at + offs_tile, mask=mask_c & (offs_n >= 0), other=0.0)
+        next_u = tl.load(u_at + (offs_s * STRIDE_U_T + lone_w), mask=mask_t & mask_c, other=0.0)
+        next_dt = tl.load(dt_at + (offs_s * STRIDE_DT_T + lone_w), mask=mask_t & mask_c, other=0.0)
+        next_dy = tl.load(dy_at + (offs_s * STRIDE_DY_T + lone_w), mask=mask_t & mask_c, other=0.0)
+        next_z = next_dy
+        if HAS_Z:
+            next_z = tl.load(z_at + (offs_s * STRIDE_Z_T + lone_w), mask=mask_t & mask_c, other=0.0)
         next_mask_t = mask_t
+        next_rows = tl.load(bc_at + offs_sum)
         for count in tl.range(n_block):
             bs, cs, dbs, dcs = (), (), (), ()
+            b_rows = next_rows.to(tl.float32)
+            bc_at -= tl.where(count + 1 < n_block, N_LANES * 2 * N, 0)
+            next_rows = tl.load(bc_at + offs_sum)
             for step in tl.static_range(N_LANES):
-                bs = bs + (tl.load(bc_at + step * (2 * N)),)
-                cs = cs + (tl.load(bc_at + (step * (2 * N) + N)),)
+                bs = bs + (_spread(b_rows, step * 4, C_LANES),)
+                cs = cs + (_spread(b_rows, 16 + step * 4, C_LANES),)
                 dbs = dbs + (tl.zeros([N_LANES, C_LANES, N_REPEAT], tl.float32),)
                 dcs = dcs + (tl.zeros([N_LANES, C_LANES, N_REPEAT], tl.float32),)
-            new_e, new_drates, new_dds = (), (), ()
+            new_e, new_drates, new_dds, dus, ddts, dzs = (), (), (), (), (), ()
+            hs, us, dts = _groups(next_h, C_REPEAT), _groups(next_u, C_REPEAT), _groups(next_dt, C_REPEAT)
+            dys, zs = _groups(next_dy, C_REPEAT), _groups(next_z, C_REPEAT)
             for r in tl.static_range(C_REPEAT):
-                mask_c = _inside(channel + r * C_LANES + offs_c, N_CHANNEL, C_REPEAT * C_LANES)
-                mask = mask_t & mask_c
-                b_h, b_u, b_dt = queue[0].to(tl.float32), queue[1].to(tl.float32), queue[2].to(tl.float32)
-                b_dy = queue[3].to(tl.float32)
-                if r + AHEAD == C_REPEAT:
-                    # From here on groups of the block before this one are loaded.
+                b_h, b_u, b_dt = hs[r].to(tl.float32), us[r].to(tl.float32), dts[r].to(tl.float32)
+                b_dy, b_z = dys[r].to(tl.float32), zs[r].to(tl.float32)
+                if r == C_REPEAT - 1:
+                    # The block before this one: sooner, its numbers would need registers of their own.
                     more = tl.where(count + 1 < n_block, N_LANES, 0)
                     u_at -= more * STRIDE_U_T
                     dt_at -= more * STRIDE_DT_T
                     dy_at -= more * STRIDE_DY_T
-                    if HAS_Z:
-                        z_at -= more * STRIDE_Z_T
                     kept_at -= more // N_LANES * (N_CHANNEL * N)
                     next_mask_t = offs_s < tl.where(count + 1 < n_block, N_LANES, left)
-                follow = (r + AHEAD) % C_REPEAT * C_LANES
-                mask_c = _inside(channel + follow + offs_c, N_CHANNEL, C_REPEAT * C_LANES)
-                if HAS_Z:
-                    b_z = queue[4].to(tl.float32)
-                    queue = queue[5:]
-                else:
-                    queue = queue[4:]
-                queue = queue + (tl.load(kept_at + follow * 4, mask=mask_c & (offs_n >= 0), other=0.0),
-                    tl.load(u_at + follow, mask=next_mask_t & mask_c, other=0.0),
-                    tl.load(dt_at + follow, mask=next_mask_t & mask_c, other=0.0),
-                    tl.load(dy_at + follow, mask=next_mask_t & mask_c, other=0.0))
-                if HAS_Z:
-                    queue = queue + (tl.load(z_at + follow, mask=next_mask_t & mask_c, other=0.0),)
+                    next_mask = next_mask_t & mask_c
+                    next_h = tl.load(kept_at + offs_tile, mask=mask_c & (offs_n >= 0), other=0.0)
+                    next_u = tl.load(u_at + (offs_s * STRIDE_U_T + lone_w), mask=next_mask, other=0.0)
+                    next_dt = tl.load(dt_at + (offs_s * STRIDE_DT_T + lone_w), mask=next_mask, other=0.0)
+                    next_dy = tl.load(dy_at + (offs_s * STRIDE_DY_T + lone_w), mask=next_mask, other=0.0)
+                    next_z = next_dy
+                    if HAS_Z:
+                        z_at -= more * STRIDE_Z_T
+                        next_z = tl.load(z_at + (offs_s * STRIDE_Z_T + lone_w), mask=next_mask, other=0.0)
                 b_w = b_dt * b_u
                 b_slope = b_dy
                 if HAS_Z:
                     b_sigmoid = 1.0 / (1.0 + tl.exp2(-1.4426950408889634 * b_z))
                     b_slope = b_dy * b_sigmoid * (1.0 + b_z * (1.0 - b_sigmoid))
                     b_dy = b_dy * b_z * b_sigmoid
-                states, keeps, ws, dts = (b_h,), (), (), ()
+                states, keeps, ws, steps = (b_h,), (), (), ()
                 for step in tl.static_range(N_LANES):
-                    dts = dts + (_row(b_dt, step, C_LANES),)
+                    steps = steps + (_row(b_dt, step, C_LANES),)
                     ws = ws + (_row(b_w, step, C_LANES),)
-                    keeps = keeps + (tl.exp2(dts[step] * rates[r]),)
+                    keeps = keeps + (tl.exp2(steps[step] * rates[r]),)
                     b_h = keeps[step] * b_h + ws[step] * bs[step]
                     states = states + (b_h,)
                 b_e, b_drate = e[r], drates[r]
@@ -236,46 +259,43 @@ def _scan_bwd_kernel(
                     new_dbs = (dbs[step] + b_g * ws[step],) + new_dbs
                     b_e = keeps[step] * b_g
                     b_x = b_e * states[step]
-                    b_drate += dts[step] * b_x
+                    b_drate += steps[step] * b_x
                     gbs = (tl.sum(b_g * bs[step], 2, keep_dims=True),) + gbs
                     xas = (tl.sum(b_x * rates[r], 2, keep_dims=True),) + xas
                     ys = (tl.sum(states[step + 1] * cs[step], 2, keep_dims=True),) + ys
                 dbs, dcs = new_dbs, new_dcs
                 b_gb, b_xa = _over_rows(gbs, offs_s), _over_rows(xas, offs_s)
-                b_d = tl.zeros([1, C_LANES, 1], tl.float32)
-                if HAS_D:
-                    c = channel + r * C_LANES + offs_c
-                    d_mask = _inside(c, N_CHANNEL, C_REPEAT * C_LANES)
-                    b_d = tl.load(d_ptr + c, mask=d_mask, other=0.0).to(tl.float32)
-                own = out + r * C_LANES
-                plane = tl.num_programs(2).to(tl.int64) * seq * N_CHANNEL
-                if CHUNKS > 1:
-                    b_gb = _add_up(sum_ptr, own, b_gb, mask, chunk)
-                    b_xa = _add_up(sum_ptr + plane, own, b_xa, mask, chunk)
-                b_du = b_dt * b_gb + b_d * b_dy
-                b_ddt = b_u * b_gb + b_xa * 0.6931471805599453
-                _store_steps(du_ptr, own, b_du, mask)
-                _store_steps(ddt_ptr, own, b_ddt, mask)
+                b_d = d[r]
                 if HAS_Z:
                     b_y = _over_rows(ys, offs_s)
-                    if CHUNKS > 1:
+                if CHUNKS > 1:
+                    own = out + r * C_LANES + (offs_s * N_CHANNEL + lone_c)
+                    mask = mask_t & _inside(channel + r * C_LANES + offs_c, N_CHANNEL, C_REPEAT * C_LANES)
+                    plane = tl.num_programs(2).to(tl.int64) * seq * N_CHANNEL
+                    b_gb = _add_up(sum_ptr, own, b_gb, mask, chunk)
+                    b_xa = _add_up(sum_ptr + plane, own, b_xa, mask, chunk)
+                    if HAS_Z:
                         b_y = _add_up(sum_ptr + 2 * plane, own, b_y, mask, chunk)
-                    _store_steps(dz_ptr, own, b_slope * (b_y + b_d * b_u), mask)
+                dus = dus + (b_dt * b_gb + b_d * b_dy,)
+                ddts = ddts + (b_u * b_gb + b_xa * 0.6931471805599453,)
+                if HAS_Z:
+                    dzs = dzs + (b_slope * (b_y + b_d * b_u),)
                 new_e, new_drates = new_e + (b_e,), new_drates + (b_drate,)
                 new_dds = new_dds + (dds[r] + b_dy * b_u,)
             e, drates, dds = new_e, new_drates, new_dds
+            at = out + (offs_s * N_CHANNEL + lone_w)
+            mask = mask_t & mask_c
+            tl.store(du_ptr + at, _joined(dus, C_REPEAT).to(du_ptr.dtype.element_ty), mask=mask)
+            tl.store(ddt_ptr + at, _joined(ddts, C_REPEAT).to(ddt_ptr.dtype.element_ty), mask=mask)
+            if HAS_Z:
+                tl.store(dz_ptr + at, _joined(dzs, C_REPEAT).to(dz_ptr.dtype.element_ty), mask=mask)
             mask_t = next_mask_t
             tl.store(dbc_at + offs_sum, _over_channels(dbs, dcs, lane))
-            bc_at -= N_LANES * 2 * N
             dbc_at -= N_LANES * 2 * N
             out -= N_LANES * N_CHANNEL
-        _store_tiles(drate_ptr + place * N_CHANNEL * D_STATE, drates, channel, offs_c, offs_n, N_CHANNEL,
-            D_STATE, C_REPEAT, C_LANES)
+        tl.store(drate_ptr + place * N_CHANNEL * D_STATE + offs_a, _joined(drates, C_REPEAT), mask=mask_a)
         if HAS_D:
-            for r in tl.static_range(C_REPEAT):
-                c = channel + r * C_LANES + offs_c
-                b_dd = tl.sum(dds[r], 0, keep_dims=True)
-                tl.store(dd_ptr + place * N_CHANNEL + c, b_dd, mask=c < N_CHANNEL)
+            b_dd = tl.sum(_joined(dds, C_REPEAT), 0, keep_dims=True)
+            tl.store(dd_ptr + place * N_CHANNEL + channel + lone_w, b_dd, mask=mask_c)
         if SAVE_FIRST:
-            _store_tiles(first_ptr + batch * N_CHANNEL * D_STATE, e, channel, offs_c, offs_n, N_CHANNEL,
-                D_STATE, C_REPEAT, C_LANES)
+            tl.store(first_ptr + batch * N_CHANNEL * D_STATE + offs_a, _joined(e, C_REPEAT), mask=mask_a)

@@ -69,8 +69,9 @@ def decay_errors(dtype: torch.dtype, ssd: bool, seq: int = 256) -> dict[str, flo
     return {name: error(found, expected) for name, found, expected in pairs}
 
 
-@pytest.mark.parametrize(("dtype", "bound"), [(BF16, 6e-3), (F16, 8e-4)])
+@pytest.mark.parametrize(("dtype", "bound"), [(BF16, 5e-5), (F16, 5e-6)])
 @pytest.mark.parametrize("ssd", [False, True], ids=["decay", "ssd"])
 def test_gradient_of_a_decay_is_no_noise(dtype, bound, ssd):
-    """Its parts cancel: with roundings of their own it was off by 1e-2 in bfloat16."""
+    """Its parts cancel: with roundings of their own it was off by 1e-2 in bfloat16. States and weighted rows
+    are two numbers each, and pairs within a chunk stay in float32."""
     assert max(decay_errors(dtype, ssd).values()) < bound
