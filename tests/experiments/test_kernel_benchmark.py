@@ -27,8 +27,8 @@ from experiments.benchmarks.kernels.peers import (  # noqa: E402
 
 SHAPES = {"S": (2, 4, 12, 16), "M": (2, 12, 16, 4)}
 OPERATORS = ("softmax", "linear", "scan", "conv")
-CONTESTS = ("softmax", "softmax, window 256", "linear", "linear, normalised", "scalar decay", "SSD", "scan",
-            "conv")  # fmt: skip
+CONTESTS = ("softmax", "softmax, window 256", "linear", "linear, normalised", "scalar decay", "SSD",
+            "SSD, 128 states", "scan", "conv")  # fmt: skip
 
 
 @pytest.fixture
