@@ -5,11 +5,14 @@ Ours runs as `train-lm` runs it, the whole step captured as a CUDA graph. Peers 
 well where that can be done, so that the peer's quicker way counts.
 
     python -m experiments.benchmarks.whole_models [--shapes small middle large] [--kinds linear] [--losses N]
+    python -m experiments.benchmarks.whole_models --losses N --same-weights ...
+                                                                 N losses of both from our initial weights too
     python -m experiments.benchmarks.whole_models --warm ...     compile everything, measure nothing
     python -m experiments.benchmarks.whole_models --profile ...  kernels of one of our steps, by time
 """
 
 import argparse
+import dataclasses
 import gc
 import json
 import statistics
@@ -33,6 +36,7 @@ from experiments.benchmarks.whole_models.contenders import (
     peer,
     peer_name,
 )
+from experiments.benchmarks.whole_models.same_weights import peer_with_our_weights
 from experiments.optimiser import clip_gradients
 
 # Batches of data that training goes through again and again.
@@ -145,6 +149,29 @@ def measure(make: Callable[[str, Shape], Contender], kind: str, shape: Shape, op
     return found
 
 
+def loss_curve(
+    make: Callable[[str, Shape], Contender], kind: str, shape: Shape, n_steps: int
+) -> list[float] | None:
+    """Loss of each of the first steps, of 20 where a step is slow; None where they do not fit the memory.
+
+    Eager steps: a capture takes one more update, which would shift the curve of those that are captured.
+    """
+    try:
+        contender = make(kind, shape)
+        contender.model.cuda().train()
+        trainer = Trainer(contender, bigram_tokens(shape.batch, "cuda"))
+        losses: list[float] = []
+        while len(losses) < n_steps:
+            began = time.perf_counter()
+            losses.append(round(float(trainer.step()), 6))
+            # The steps before it compile.
+            if len(losses) == WARM_UP and time.perf_counter() - began > SLOW_S:
+                n_steps = min(20, n_steps)
+        return losses
+    except torch.OutOfMemoryError:
+        return None
+
+
 def fitting(make: Callable[[str, Shape], Contender], kind: str, shape: Shape, options: Any) -> dict[str, Any]:
     """`measure` at the largest batch, halved from the shape's, whose step fits the memory."""
     batch = shape.batch
@@ -155,9 +182,13 @@ def fitting(make: Callable[[str, Shape], Contender], kind: str, shape: Shape, op
         except torch.OutOfMemoryError:
             batch //= 2
         finally:
-            gc.collect()
-            torch.cuda.empty_cache()
+            _free()
     return {"batch": 0}
+
+
+def _free() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def profile(kind: str, shape: Shape) -> str:
@@ -186,10 +217,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--who", nargs="+", default=["ours", "peer"], choices=("ours", "peer"))
     parser.add_argument("--peers", nargs="*", default=list(KINDS), choices=KINDS, help="kinds with a peer")
     parser.add_argument("--losses", type=int, default=0, metavar="N", help="losses at steps 1 and N too")
+    parser.add_argument(
+        "--same-weights", action="store_true", help="N losses of both from our initial weights too"
+    )
     parser.add_argument("--out", type=Path, help="append the lines to this file too")
     parser.add_argument("--warm", action="store_true", help="compile only")
     parser.add_argument("--profile", action="store_true", help="kernels of our steps")
     options = parser.parse_args(argv)
+    if options.same_weights and options.losses < 1:
+        parser.error("--same-weights needs --losses N, the number of steps")
     for shape in options.shapes:
         for kind in options.kinds:
             if options.profile:
@@ -199,11 +235,18 @@ def main(argv: list[str] | None = None) -> int:
                 if who == "peer" and kind not in options.peers:
                     continue
                 make = ours if who == "ours" else peer
+                from_ours = ours if who == "ours" else peer_with_our_weights
                 if options.warm:
-                    _warm(make, kind, SHAPES[shape])
+                    for each in {make, from_ours} if options.same_weights else {make}:
+                        _warm(each, kind, SHAPES[shape])
                     continue
                 began = time.perf_counter()
                 found = fitting(make, kind, SHAPES[shape], options)
+                if options.same_weights and found["batch"]:
+                    same = dataclasses.replace(SHAPES[shape], batch=found["batch"])
+                    found["curve"] = loss_curve(from_ours, kind, same, options.losses)
+                    # Our models are cycles of references: the next contender's peak must not hold this one.
+                    _free()
                 name = "ours" if who == "ours" else peer_name(kind)
                 line = {"shape": shape, "kind": kind, "who": name, **found}
                 line["took_s"] = round(time.perf_counter() - began, 1)

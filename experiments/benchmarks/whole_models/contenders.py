@@ -104,18 +104,18 @@ def _has_mamba_ssm() -> bool:
     return importlib.util.find_spec("mamba_ssm") is not None
 
 
-def peer(kind: str, shape: Shape) -> Contender:
-    """The peer of the same shape."""
+def peer(kind: str, shape: Shape, *, like_ours: bool = False) -> Contender:
+    """The peer of the same shape; `like_ours`: with options under which it computes our function."""
     if kind == "softmax":
         model = PlainTransformer(shape)
         return Contender(model=model, loss=torch.compile(model, dynamic=False))
-    model = _fla(kind, shape)
+    model = _fla(kind, shape, like_ours=like_ours)
     # The whole search takes minutes on an empty cache.
     shorten_tuning()
     return Contender(model=model, loss=lambda x: model(input_ids=x, labels=x, use_cache=False).loss)
 
 
-def _fla(kind: str, shape: Shape) -> nn.Module:
+def _fla(kind: str, shape: Shape, *, like_ours: bool) -> nn.Module:
     from fla import models as fla
 
     common = {
@@ -125,10 +125,16 @@ def _fla(kind: str, shape: Shape) -> nn.Module:
         "use_cache": False,
     }
     if kind == "linear":
+        options = {"norm_feature_map": True, "norm_eps": 1e-5} if like_ours else {}
         config = fla.LinearAttentionConfig(
-            **common, num_heads=shape.n_heads, feature_map="elu", intermediate_size=shape.d_mlp
+            **common, num_heads=shape.n_heads, feature_map="elu", intermediate_size=shape.d_mlp, **options
         )
-        return fla.LinearAttentionForCausalLM(config)
+        model = fla.LinearAttentionForCausalLM(config)
+        if like_ours:
+            # What the layer's output_norm="identity" makes; the model's configuration does not pass it on.
+            for layer in model.model.layers:
+                layer.attn.norm = nn.Identity()
+        return model
     if kind == "mamba1":
         return fla.MambaForCausalLM(fla.MambaConfig(**common, state_size=16))
     # With the kernels' default chunk of 256 the torch path takes hundreds of GB at batch 128.
