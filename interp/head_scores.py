@@ -160,14 +160,15 @@ class HeadScores:
             directions = self.subject.directions(probe.tokens[:, : probe.first + probe.period])
 
         def look(view: LayerView) -> None:
+            # First: a thread then has the time that all the rest takes.
+            if self.with_copying and view.layer not in self._eigenvalues:
+                self._eigenvalues[view.layer] = self._eigenvalue(view, pool)
             by_edges = edge_scores.chosen(probe, self.linear_memory)
             for reading in view.readings if by_edges else computed_once(view.readings):
                 key = (view.layer, reading.name)
                 self._labels[key] = (reading.unit, reading.normalisation)
                 samples = measure_reading(reading, probe, directions, linear_memory=self.linear_memory)
                 self._samples.setdefault(key, []).append(samples)
-            if self.with_copying and view.layer not in self._eigenvalues:
-                self._eigenvalues[view.layer] = self._eigenvalue(view, pool)
 
         self.subject.visit(probe.tokens, look, units=units)
 
