@@ -8,6 +8,7 @@ raised, -1 when it is not raised.
 """
 
 import functools
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -114,15 +115,17 @@ def edge_copying(
     the raise of x_j with the raises of all of them. `directions` belong to the first `probe.period` tokens
     after BOS. `edges` are (dest, src) of some of `probe.edges`, padded alike; None for all.
     """
-    batch, (dest, src) = probe.tokens.shape[0], probe.edges if edges is None else edges
-    rows = torch.arange(batch, device=dest.device)[:, None].expand_as(dest)
-    y = reading.edges(rows.flatten(), dest.flatten(), src.flatten())
-    y = y.view(batch, -1, *y.shape[1:])
+    if edges is None:
+        batch, dest, src, token = probe.once(("copied edges",), lambda: _placed(probe, *probe.edges))
+    else:
+        batch, dest, src, token = _placed(probe, *edges)
+    y = reading.edges(batch.flatten(), dest.flatten(), src.flatten())
+    y = y.view(len(batch), -1, *y.shape[1:])
     # A unit's gain to each sample token; centring the directions centres the logits.
     centred = directions - directions.mean(1, keepdim=True)
     readout = torch.einsum("usd,bkd->busk", reading.W_out, centred)
     logits = torch.einsum("beus,busk->buek", y, readout).double()
-    token = _sample_index(probe, src)[:, None, :, None].expand(-1, logits.shape[1], -1, 1)
+    token = token[:, None, :, None].expand(-1, logits.shape[1], -1, 1)
     raised = logits.relu()
     a = raised.gather(-1, token)[..., 0]
     best = (logits.argmax(-1) == token[..., 0]).double()
@@ -167,11 +170,42 @@ def eigenvalue_copying(
 
     Source: Elhage et al. 2021, "copying" eigenvalue summary of OV circuits.
     """
+    return eigenvalue_ratio(ov_product(W_V, W_O, gram).cpu())
+
+
+def eigenvalue_null(
+    d_head: int, gram: Float[Tensor, "d_model d_model"], *, n_draws: int = 32, seed: int = 0
+) -> Float[Tensor, " draw"]:
+    """The eigenvalue score of heads with Gaussian random W_V and W_O between the same embeddings."""
+    return eigenvalue_ratio(null_product(d_head, gram, n_draws=n_draws, seed=seed).cpu())
+
+
+def ov_product(
+    W_V: Float[Tensor, "head d_model d_head"],
+    W_O: Float[Tensor, "head d_head d_model"],
+    gram: Float[Tensor, "d_model d_model"],
+) -> Float[Tensor, "head n n"]:
+    """The smaller product whose eigenvalues `eigenvalue_copying` sums, float64."""
     W_V, W_O, gram = W_V.double(), W_O.double(), gram.double()
     narrow = W_V.shape[-1] <= W_V.shape[-2]
-    product = W_O @ gram @ W_V if narrow else W_V @ W_O @ gram
-    values = _eigenvalues(product.cpu())
+    return W_O @ gram @ W_V if narrow else W_V @ W_O @ gram
+
+
+def null_product(
+    d_head: int, gram: Float[Tensor, "d_model d_model"], *, n_draws: int = 32, seed: int = 0
+) -> Float[Tensor, "draw n n"]:
+    """`ov_product` of the heads of `eigenvalue_null`."""
+    return ov_product(*_random_heads(n_draws, gram.shape[0], d_head, seed, gram.device), gram)
+
+
+def eigenvalue_ratio(product: Float[Tensor, "head n n"]) -> Float[Tensor, " head"]:
+    """Re(sum of eigenvalues) / sum of |eigenvalues| of matrices on the CPU. May be called in any thread."""
+    values = _eigenvalues(product)
     return values.real.sum(-1) / values.abs().sum(-1)
+
+
+# A number of threads is that of the thread that sets it and of those begun after it: no two callers at once.
+_lapack = threading.Lock()
 
 
 def _eigenvalues(matrices: Float[Tensor, "head n n"]) -> Tensor:
@@ -179,22 +213,17 @@ def _eigenvalues(matrices: Float[Tensor, "head n n"]) -> Tensor:
 
     Each takes one thread meanwhile: with all of them for each matrix they hinder one another.
     """
-    if len(matrices) == 1 or matrices.shape[-1] < 128:
-        return torch.linalg.eigvals(matrices)
-    n_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with ThreadPoolExecutor(min(len(matrices), n_threads)) as pool:
-            return torch.stack(list(pool.map(torch.linalg.eigvals, matrices)))
-    finally:
-        torch.set_num_threads(n_threads)
-
-
-def eigenvalue_null(
-    d_head: int, gram: Float[Tensor, "d_model d_model"], *, n_draws: int = 32, seed: int = 0
-) -> Float[Tensor, " draw"]:
-    """The eigenvalue score of heads with Gaussian random W_V and W_O between the same embeddings."""
-    return eigenvalue_copying(*_random_heads(n_draws, gram.shape[0], d_head, seed, gram.device), gram)
+    with _lapack:
+        if len(matrices) == 1 or matrices.shape[-1] < 128:
+            return torch.linalg.eigvals(matrices)
+        n_threads = torch.get_num_threads()
+        alone = {"initializer": torch.set_num_threads, "initargs": (1,)}
+        try:
+            with ThreadPoolExecutor(min(len(matrices), n_threads), **alone) as pool:
+                return torch.stack(list(pool.map(torch.linalg.eigvals, matrices)))
+        finally:
+            # This thread's number has stayed; threads to come shall have it too.
+            torch.set_num_threads(n_threads)
 
 
 @functools.lru_cache(maxsize=2)
@@ -207,6 +236,14 @@ def _random_heads(
         torch.randn(n_draws, d_model, d_head, generator=draw, dtype=torch.float64) for _ in range(2)
     )
     return W_V.to(device), W_O.transpose(1, 2).to(device)
+
+
+def _placed(
+    probe: RepeatedTokens, dest: Int[Tensor, "batch edge"], src: Int[Tensor, "batch edge"]
+) -> tuple[Int[Tensor, "batch edge"], ...]:
+    """Sequence, destination and source of each edge, and which token of the sample it reads."""
+    batch = torch.arange(len(dest), device=dest.device)[:, None].expand_as(dest).contiguous()
+    return batch, dest, src, _sample_index(probe, src)
 
 
 def _sample_index(probe: RepeatedTokens, src: Int[Tensor, "batch edge"]) -> Int[Tensor, "batch edge"]:

@@ -20,7 +20,8 @@ from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
 from interp.head_scores import HeadScores
-from interp.induction_test import N_SEQUENCES, causal_scores, with_causal
+from interp.host import to_host
+from interp.induction_test import N_SEQUENCES, CausalScore, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
 from interp.records import SCORES, CheckpointScores, DetectionReport, to_plain
@@ -294,12 +295,14 @@ def _measure(
         heads.visit(units=units)
         behaviour: dict[str, Any] = _repeats(subject, plan) if "repeats" in wanted else _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else _NO_LEARNING
-        records = heads.records()
+    causal: tuple[CausalScore, ...] = ()
     if plan.causal:
         # Clusters of channels are made from the whole probe.
         n_sequences = None if (units or "").startswith("cluster") else N_SEQUENCES
         causal = causal_scores(subject, plan.probe, units=units, n_sequences=n_sequences)
-        records = with_causal(records, causal)
+    # Last: on a GPU the eigenvalues are still being computed on the host.
+    with torch.no_grad():
+        records = with_causal(heads.records(), causal)
     return CheckpointScores(
         step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour, **learning
     )
@@ -317,13 +320,13 @@ def _repeats(subject: Subject, plan: Plan) -> dict[str, Any]:
     in_order, shuffled = plan.loss_in_order, plan.loss_shuffled
     losses = icl.repeat_losses(subject.losses(in_order.tokens), subject.losses(shuffled.tokens), in_order)
     order_gain = losses.order_gain
+    names = ("repeat_loss_nats", "first_copy_loss_nats", "repeat_gain_nats", "order_gain_nats")
+    means = (part.mean() for part in (losses.later_copies, losses.first_copy, losses.repeat_gain, order_gain))
+    *found, error, by_sequence = to_host([*means, icl.standard_error(order_gain), order_gain])
     return {
-        "repeat_loss_nats": float(losses.later_copies.mean()),
-        "first_copy_loss_nats": float(losses.first_copy.mean()),
-        "repeat_gain_nats": float(losses.repeat_gain.mean()),
-        "order_gain_nats": float(order_gain.mean()),
-        "order_gain_se_nats": float(icl.standard_error(order_gain)),
-        "order_gain_by_sequence": tuple(order_gain.tolist()),
+        **{name: value.item() for name, value in zip(names, found, strict=True)},
+        "order_gain_se_nats": error.item(),
+        "order_gain_by_sequence": tuple(by_sequence.tolist()),
     }
 
 
@@ -332,17 +335,23 @@ def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
         return _NO_LEARNING
     losses = subject.losses(plan.windows)
     learned = icl.in_context_learning_score(losses, plan.icl_positions)
-    hits, share = icl.hit_loss(losses, plan.windows.to(losses.device))
+    places, share = plan.hits
+    losses, by_window = losses.double(), learned.window_by_sequence
+    values = [losses.mean(), learned.by_sequence.mean(), icl.standard_error(learned.by_sequence)]
+    values += [by_window.mean(), by_window, losses.mean(0)]
+    # Where no bigram comes again there is no loss to take the mean of.
+    values += [losses[places].mean()] if share else []
+    loss, score, error, window, by_window, by_position, *hits = (part.tolist() for part in to_host(values))
     return {
-        "loss_nats": float(losses.double().mean()),
-        "in_context_learning_nats": learned.score,
-        "in_context_learning_se_nats": learned.standard_error,
-        "in_context_learning_window_nats": float(learned.window_by_sequence.mean()),
+        "loss_nats": loss,
+        "in_context_learning_nats": score,
+        "in_context_learning_se_nats": error,
+        "in_context_learning_window_nats": window,
         "icl_positions": (learned.late, learned.early),
-        "hit_loss_nats": hits,
+        "hit_loss_nats": hits[0] if hits else None,
         "hit_share": share,
-        "in_context_learning_by_window": tuple(learned.window_by_sequence.tolist()),
-        "loss_by_position_nats": tuple(losses.double().mean(0).tolist()),
+        "in_context_learning_by_window": tuple(by_window),
+        "loss_by_position_nats": tuple(by_position),
     }
 
 

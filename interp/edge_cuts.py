@@ -74,8 +74,8 @@ class EdgeCut:
         size = max(1, _NUMBERS_PER_BLOCK // (self.reading.taps.shape[-1] * self.reading.n_units))
         size = max(1, size // self.z[..., 0, 0].numel())
         for start in range(0, len(sets), size):
-            for removed in self._removed(sets[start : start + size])[0]:
-                yield from (z.view_as(self.z) for z in self._without(removed))
+            removed = self._removed(sets[start : start + size])[0]
+            yield from (z.view_as(self.z) for z in self._without(removed))
 
     def _one_by_one(self, edges: Edges, renormalise: bool) -> Iterator[Tensor]:
         removed, share = self._removed([edges], renormalise)
@@ -92,36 +92,36 @@ class EdgeCut:
                     z[..., index[kept]] /= rest[:, :, unit, None]
             yield z.view_as(self.z)
 
-    @cached_property
+    @property
     def _apart(self) -> bool:
-        """Whether no two units share a channel."""
-        index = self.reading.z_index[self.reading.z_index >= 0]
-        return len(index.unique()) == len(index)
+        """Whether no two units share a channel. Units by state do; reading `z_index` would wait for a GPU."""
+        return self.reading.unit != "state"
 
     @cached_property
-    def _places(self) -> tuple[Tensor, Tensor, list[Tensor]]:
+    def _places(self) -> tuple[Tensor, list[Tensor]]:
         """Where units that are apart have their source vectors' entries, and which channels each row cuts.
 
-        (entries that are no padding, their channels, [row channel] in blocks of rows that fit the memory)
+        (channel of each entry, [row channel] in blocks of rows that fit the memory)
         """
-        index = self.reading.z_index.flatten()
-        kept = (index >= 0).nonzero()[:, 0]
-        channels = index[kept]
         n_channels = self.z.shape[-2] * self.z.shape[-1]
-        unit_of = torch.full((n_channels,), -1, device=index.device)
-        unit_of[channels] = kept // self.reading.z_index.shape[1]
+        index = self.reading.z_index.flatten()
+        # Padding goes to a channel past the last.
+        channels = torch.where(index >= 0, index, n_channels)
+        unit_of = torch.full((n_channels + 1,), -1, device=index.device)
+        unit_of[channels] = torch.arange(len(index), device=index.device) // self.reading.z_index.shape[1]
         rows = torch.tensor([-1 if row is None else row for row in self.rows], device=index.device)
-        cut = (rows[:, None] == unit_of) | (rows[:, None] < 0)
-        return kept, channels, list(cut.split(max(1, _NUMBERS_PER_BLOCK // self.z.numel())))
+        cut = (rows[:, None] == unit_of[:-1]) | (rows[:, None] < 0)
+        return channels, list(cut.split(max(1, _NUMBERS_PER_BLOCK // self.z.numel())))
 
-    def _without(self, removed: Float[Tensor, "batch dest unit d_source"]) -> Iterator[Tensor]:
-        """z [batch dest channel] of each row where every channel belongs to one unit."""
-        kept, channels, cut_by_rows = self._places
+    def _without(self, removed: Float[Tensor, "set batch dest unit d_source"]) -> Iterator[Tensor]:
+        """z [batch dest channel] of each set and row where every channel belongs to one unit."""
+        channels, cut_by_rows = self._places
         flat = self.z.flatten(2)
-        total = torch.zeros_like(flat)
-        total[..., channels] = removed.flatten(2)[..., kept]
-        for cut in cut_by_rows:
-            yield from (flat - total * cut[:, None, None]).unbind()
+        totals = flat.new_zeros(len(removed), *flat.shape[:2], flat.shape[2] + 1)
+        totals[..., channels] = removed.flatten(3)
+        for total in totals[..., :-1]:
+            for cut in cut_by_rows:
+                yield from (flat - total * cut[:, None, None]).unbind()
 
     def _removed(
         self, sets: Sequence[Edges], with_share: bool = False
@@ -150,9 +150,8 @@ class ScoredLosses:
 
     def __init__(self, model: LanguageModel, matches: Matches):
         self.model = model
-        self.batch, self.place = matches.scored.nonzero(as_tuple=True)
-        self.target = matches.tokens[self.batch, self.place + 1]
-        self.n = torch.bincount(self.batch, minlength=len(matches.tokens)).double()
+        self.batch, self.place, self.target = matches.predicted
+        self.n = matches.n_predicted.double()
 
     def __call__(
         self, resid: Float[Tensor, "copies_batch seq d_model"], copies: int

@@ -1,6 +1,8 @@
 """All scores of all units of a model on one probe, gathered in one visit of the model."""
 
 import math
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -10,6 +12,7 @@ from torch import Tensor
 
 from interp import copying, edge_scores, prefix_matching, previous_token
 from interp.errors import DetectionError
+from interp.host import to_host
 from interp.prefix_matching import standard_error
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
@@ -58,14 +61,16 @@ def measure_reading(
     if edge_scores.chosen(probe, linear_memory):
         return _measure_by_edges(reading, probe, directions)
     weights = reading.weights()
-    targets = [prefix_matching.target_weights(weights, probe, offset=offset) for offset in OFFSETS]
-    filled = [prefix_matching.filled_targets(probe, offset) for offset in OFFSETS]
-    profile = [prefix_matching.aggregate(w, f, "rowsum") for w, f in zip(targets, filled, strict=True)]
+    targets = prefix_matching.target_weights_at(weights, probe, tuple(OFFSETS))
+    profile = [
+        prefix_matching.aggregate(part, probe, "rowsum", offset=offset)
+        for offset, part in zip(OFFSETS, targets, strict=True)
+    ]
     later = probe.first + probe.period
     found: dict[str, Tensor] = {
         "rowsum": profile[0],
-        "latest": prefix_matching.aggregate(targets[0], filled[0], "latest"),
-        "pairs": prefix_matching.aggregate(targets[0], filled[0], "pairs"),
+        "latest": prefix_matching.aggregate(targets[0], probe, "latest", offset=OFFSETS[0]),
+        "pairs": prefix_matching.aggregate(targets[0], probe, "pairs", offset=OFFSETS[0]),
         "by_offset": torch.stack(profile, dim=-1),
         "previous": previous_token.previous_token_by_sequence(
             previous_token.previous_weights(weights), first=1 + probe.first
@@ -121,12 +126,17 @@ class HeadScores:
         *,
         with_copying: bool = True,
         linear_memory: bool | None = None,
+        in_thread: bool | None = None,
     ):
+        """`in_thread`: eigenvalues in a thread beside the rest; None: where the model is on a GPU."""
         self.subject, self.probe, self.with_copying = subject, probe, with_copying
         self.linear_memory = linear_memory
+        on_gpu = torch.device(subject.device).type == "cuda"
+        self._in_thread = on_gpu if in_thread is None else in_thread
         self._samples: dict[tuple[int, str], list[UnitSamples]] = {}
         self._labels: dict[tuple[int, str], tuple[str, str]] = {}
-        self._eigenvalues: dict[int, tuple[list[float], float, str]] = {}
+        # By layer: what waits for the values, and in words what they are of.
+        self._eigenvalues: dict[int, tuple[Callable[[], tuple[list[float], float]], str]] = {}
 
     def visit(self, *, units: str | None = None) -> None:
         """Run the probe through the model."""
@@ -134,35 +144,52 @@ class HeadScores:
         # Clusters are made from the sequences of a batch: one batch, or they would differ.
         whole = units is not None and units.startswith("cluster")
         batches = [slice(0, len(tokens))] if whole else self.subject.batches(*tokens.shape)
-        for batch in batches:
-            self._visit_batch(batch, units)
+        pool = ThreadPoolExecutor(1) if self._in_thread and self.with_copying else None
+        try:
+            for batch in batches:
+                self._visit_batch(batch, units, pool)
+        finally:
+            # The thread ends with what it was given; nobody has to wait for it.
+            if pool is not None:
+                pool.shutdown(wait=False)
 
-    def _visit_batch(self, batch: slice, units: str | None) -> None:
+    def _visit_batch(self, batch: slice, units: str | None, pool: ThreadPoolExecutor | None) -> None:
         probe = self.probe.take(batch)
         directions = None
         if self.with_copying:
             directions = self.subject.directions(probe.tokens[:, : probe.first + probe.period])
 
         def look(view: LayerView) -> None:
+            # First: a thread then has the time that all the rest takes.
+            if self.with_copying and view.layer not in self._eigenvalues:
+                self._eigenvalues[view.layer] = self._eigenvalue(view, pool)
             by_edges = edge_scores.chosen(probe, self.linear_memory)
             for reading in view.readings if by_edges else computed_once(view.readings):
                 key = (view.layer, reading.name)
                 self._labels[key] = (reading.unit, reading.normalisation)
                 samples = measure_reading(reading, probe, directions, linear_memory=self.linear_memory)
                 self._samples.setdefault(key, []).append(samples)
-            if self.with_copying and view.layer not in self._eigenvalues:
-                self._eigenvalues[view.layer] = self._eigenvalue(view)
 
         self.subject.visit(probe.tokens, look, units=units)
 
-    def _eigenvalue(self, view: LayerView) -> tuple[list[float], float, str]:
+    def _eigenvalue(
+        self, view: LayerView, pool: ThreadPoolExecutor | None
+    ) -> tuple[Callable[[], tuple[list[float], float]], str]:
         gram = self.subject.gram(view.layer)
-        scores = copying.eigenvalue_copying(view.W_V, view.W_O, gram)
-        null = copying.eigenvalue_null(view.W_V.shape[-1], gram, n_draws=NULL_DRAWS)
-        return scores.tolist(), float(null.std()), f"norm gains folded; {view.ov_form}"
+        product = copying.ov_product(view.W_V, view.W_O, gram)
+        null = copying.null_product(view.W_V.shape[-1], gram, n_draws=NULL_DRAWS)
+        products = torch.cat([product, null]).cpu().split([len(product), NULL_DRAWS])
+        form = f"norm gains folded; {view.ov_form}"
+        if pool is not None:
+            return pool.submit(_eigenvalue_scores, *products).result, form
+        found = _eigenvalue_scores(*products)
+        return lambda: found, form
 
     def records(self) -> tuple[HeadScore, ...]:
-        """The scores as records, in order of layer, reading and unit."""
+        """The scores as records, in order of layer, reading and unit.
+
+        Waits for the eigenvalues, and raises what went wrong with them.
+        """
         chance = prefix_matching.uniform_chance(self.probe)
         seq, first = self.probe.tokens.shape[1], 1 + self.probe.first
         chances = (chance, previous_token.uniform_chance(seq, first=first))
@@ -177,7 +204,8 @@ class HeadScores:
         return tuple(records)
 
     def _eigenvalue_columns(self, layer: int, name: str, n_units: int) -> dict[str, list[Any]]:
-        scores, null, form = self._eigenvalues.get(layer, ([], 0.0, ""))
+        found, form = self._eigenvalues.get(layer, (lambda: ([], 0.0), ""))
+        scores, null = found()
         # State indices and clusters share the layer's values: they have no OV circuit of their own.
         if len(scores) != n_units:
             return {
@@ -226,7 +254,6 @@ def _joined(parts: list[UnitSamples]) -> UnitSamples:
 
 def _columns(samples: UnitSamples) -> dict[str, list[Any]]:
     """A list over units for every score of a record; NaN (nothing was raised) becomes None."""
-    n_units = samples.rowsum.shape[1]
     scores = {
         "prefix_matching": samples.rowsum.mean(0),
         "prefix_matching_se": standard_error(samples.rowsum),
@@ -242,14 +269,27 @@ def _columns(samples: UnitSamples) -> dict[str, list[Any]]:
         "copying_edge": _mean(samples.edge),
         "copying_edge_se": _standard_error(samples.edge),
         "copying_edge_argmax": None if samples.edge_argmax is None else samples.edge_argmax.mean(0),
+        "weight_by_offset": samples.by_offset.mean(0),
+        "prefix_matching_by_sequence": samples.rowsum.T,
     }
-    columns: dict[str, list[Any]] = {
-        name: [None] * n_units if values is None else [_finite(value) for value in values.tolist()]
-        for name, values in scores.items()
-    }
-    columns["weight_by_offset"] = [tuple(profile) for profile in samples.by_offset.mean(0).tolist()]
-    columns["prefix_matching_by_sequence"] = [tuple(values) for values in samples.rowsum.T.tolist()]
-    return columns
+    measured = {name: values for name, values in scores.items() if values is not None}
+    on_host = zip(measured, to_host(list(measured.values())), strict=True)
+    columns = {name: _plain(values) for name, values in on_host}
+    return {name: columns.get(name, [None] * samples.rowsum.shape[1]) for name in scores}
+
+
+def _plain(values: Tensor) -> list[Any]:
+    if values.ndim > 1:
+        return [tuple(row) for row in values.tolist()]
+    return [_finite(value) for value in values.tolist()]
+
+
+def _eigenvalue_scores(
+    product: Float[Tensor, "head n n"], null: Float[Tensor, "draw n n"]
+) -> tuple[list[float], float]:
+    """The scores of the heads, and the standard deviation of those of random ones."""
+    scores = copying.eigenvalue_ratio(product).tolist()
+    return scores, float(copying.eigenvalue_ratio(null).std())
 
 
 def _mean(values: Float[Tensor, "batch unit position"] | None) -> Float[Tensor, " unit"] | None:

@@ -14,11 +14,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from interp.edge_cuts import layer_inputs
+from interp.host import to_host
 from interp.offset_edges import Matches, probe_matches
-from interp.offset_profile import LayerProfile, OffsetProfile, mean, offset_profile
+from interp.offset_profile import LayerProfile, mean, offset_profile
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
-from interp.subject import LanguageModelSubject, LayerView, Subject
+from interp.subject import LanguageModelSubject
 from models.mixers.reading import Reading
 
 # Thresholds, calibrated by experiments/calibrate_null.py (experiments/results/null_calibration.md).
@@ -31,6 +33,8 @@ MIN_STANDARD_ERRORS = 4.0
 MIN_COPYING = 0.0
 # Sequences of the probe that cuts are made on.
 N_SEQUENCES = 8
+# Numbers in the directions read out together, for the edges of a block.
+NUMBERS_PER_BLOCK = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,12 +92,12 @@ def causal_scores(
     matches = probe_matches(probe)
     options = {"controls": ("random",), **options}
     profile = offset_profile(subject.model, matches, mamba_units=units, layers=layers, **options)
-    copied = _copying(subject, probe, matches, profile, units)
+    layers_of_units = [layer for layer in profile.layers if set(layer.units) != {None}]
+    copied = _copying(subject, probe, matches, layers_of_units, units)
     return tuple(
-        _score(layer, row, unit, copied[layer.layer][row])
-        for layer in profile.layers
-        for row, unit in enumerate(layer.units)
-        if unit is not None
+        score
+        for layer, copying in zip(layers_of_units, copied, strict=True)
+        for score in _scores(layer, copying)
     )
 
 
@@ -125,63 +129,78 @@ def copying_at_offset(
     Args:
         sample: The distinct tokens of each sequence. `directions` are theirs (`Subject.directions`).
     """
-    edges = matches.at(offset)
+    return copying_at_offsets(reading, matches, [offset], sample, directions)[0]
+
+
+def copying_at_offsets(
+    reading: Reading,
+    matches: Matches,
+    offsets: Sequence[int],
+    sample: Float[Tensor, "batch token"],
+    directions: Float[Tensor, "batch token d_model"],
+) -> list[Float[Tensor, " unit"]]:
+    """`copying_at_offset` of several offsets, whose edges are read together."""
     centred = directions - directions.mean(1, keepdim=True)
     readout = torch.einsum("usd,bkd->busk", reading.W_out, centred.to(reading.W_out.dtype))
-    follower = matches.tokens[edges.batch, edges.src - offset + 1]
+    sets = [matches.at(offset) for offset in offsets]
+    followers = [matches.tokens[e.batch, e.src - o + 1] for e, o in zip(sets, offsets, strict=True)]
+    edges = (torch.cat(parts) for parts in (*zip(*sets, strict=True), followers))
     ratios = []
-    size = max(1, (1 << 22) // (readout[0].numel()))
-    for batch, dest, src, token in zip(*(part.split(size) for part in (*edges, follower)), strict=True):
+    size = max(1, NUMBERS_PER_BLOCK[readout.device.type] // readout[0].numel())
+    for batch, dest, src, token in zip(*(part.split(size) for part in edges), strict=True):
         logits = torch.einsum("nus,nusk->nuk", reading.edges(batch, dest, src), readout[batch])
         raised = logits.double().relu()
         index = (sample[batch] == token[:, None]).int().argmax(1)
         a = raised.gather(2, index[:, None, None].expand(-1, raised.shape[1], 1))[..., 0]
         total = raised.sum(-1)
         ratios.append(torch.where(total > 0, a / (a + total), torch.nan))
-    return 4 * torch.cat(ratios).nanmean(0) - 1
+    by_offset = torch.cat(ratios).split([len(e.dest) for e in sets])
+    return [4 * ratio.nanmean(0) - 1 for ratio in by_offset]
 
 
+@torch.no_grad()
 def _copying(
-    subject: Subject, probe: RepeatedTokens, matches: Matches, profile: OffsetProfile, units: str | None
-) -> dict[int, dict[int, float | None]]:
-    """Copying of each unit (row) of each layer at its own delta*."""
+    subject: LanguageModelSubject,
+    probe: RepeatedTokens,
+    matches: Matches,
+    layers: Sequence[LayerProfile],
+    units: str | None,
+) -> list[list[float | None]]:
+    """Copying of each layer's units at their own delta*."""
     sample = probe.tokens[:, probe.first : probe.first + probe.period]
     directions = subject.directions(sample)
-    rows: dict[int, LayerProfile] = {layer.layer: layer for layer in profile.layers}
-    found: dict[int, dict[int, float | None]] = {}
-
-    def look(view: LayerView) -> None:
-        layer = rows.get(view.layer)
-        if layer is None:
-            return
-        best = {row: layer.best(row) for row, unit in enumerate(layer.units) if unit is not None}
-        reading = next(r for r in view.readings if r.name == layer.reading)
-        by_offset = {
-            offset: copying_at_offset(reading, matches, offset, sample, directions)
-            for offset in set(best.values())
-        }
-        values = {row: float(by_offset[offset][layer.units[row]]) for row, offset in best.items()}
-        found[view.layer] = {row: None if value != value else value for row, value in values.items()}
-
-    with torch.no_grad():
-        subject.visit(probe.tokens, look, units=units)
-    return found
+    inputs = layer_inputs(subject.model, probe.tokens)
+    found: list[Tensor] = []
+    for layer in layers:
+        mixer = subject.model.blocks[layer.layer].attn
+        chosen = units if mixer.kind == "mamba1" else None
+        reading = mixer.read(inputs[layer.layer][1], layer.reading, units=chosen)
+        rows = [(row, unit) for row, unit in enumerate(layer.units) if unit is not None]
+        offsets = sorted({layer.best(row) for row, _ in rows})
+        copied = copying_at_offsets(reading, matches, offsets, sample, directions)
+        found.append(torch.stack([copied[offsets.index(layer.best(row))][unit] for row, unit in rows]))
+    return [[None if value != value else value for value in values.tolist()] for values in to_host(found)]
 
 
-def _score(layer: LayerProfile, row: int, unit: int, copying: float | None) -> CausalScore:
-    effect, error = layer.effect(row)
-    return CausalScore(
-        layer=layer.layer,
-        unit=unit,
-        reading=layer.reading,
-        offset=layer.best(row),
-        offsets=layer.offsets,
-        cut_nats=tuple(mean(layer.cut[row]).tolist()),
-        effect_nats=effect,
-        effect_se_nats=error,
-        control_nats=0.0 if layer.random is None else float(mean(layer.random[row])),
-        copying=copying,
-    )
+def _scores(layer: LayerProfile, copying: Sequence[float | None]) -> list[CausalScore]:
+    rows = [row for row, unit in enumerate(layer.units) if unit is not None]
+    controls = [0.0] * len(rows) if layer.random is None else mean(layer.random[rows]).tolist()
+    measured = zip(rows, layer.effects(rows), controls, copying, strict=True)
+    return [
+        CausalScore(
+            layer=layer.layer,
+            unit=layer.units[row],
+            reading=layer.reading,
+            offset=layer.best(row),
+            offsets=layer.offsets,
+            cut_nats=tuple(layer.cut_means[row]),
+            effect_nats=effect,
+            effect_se_nats=error,
+            control_nats=control,
+            copying=copied,
+        )
+        for row, (effect, error), control, copied in measured
+    ]
 
 
 def _decided(record: HeadScore, score: CausalScore) -> HeadScore:

@@ -81,6 +81,17 @@ class Matches:
         found[pairs.batch[hit], pairs.dest[hit]] = True
         return found[:, :-1]
 
+    @cached_property
+    def predicted(self) -> tuple[Int64[Tensor, " n"], Int64[Tensor, " n"], Int64[Tensor, " n"]]:
+        """The scored positions: sequence, place, and the token that follows."""
+        batch, place = self.scored.nonzero(as_tuple=True)
+        return batch, place, self.tokens[batch, place + 1]
+
+    @cached_property
+    def n_predicted(self) -> Int64[Tensor, " batch"]:
+        """How many scored positions each sequence has."""
+        return torch.bincount(self.predicted[0], minlength=len(self.tokens))
+
     def at(self, offset: int) -> Edges:
         """The edges s + offset -> i of all pairs, each named once.
 
@@ -156,7 +167,7 @@ class Matches:
         n, seq = self.tokens.shape
         if not len(self.pairs.dest):
             raise DetectionError(f"empty pair set: no token comes again in {n} sequences of {seq} tokens")
-        if not bool(self.scored.any()):
+        if not len(self.predicted[0]):
             raise DetectionError(
                 f"no position is predicted by induction: no bigram comes again in {n} sequences of {seq} "
                 "tokens"

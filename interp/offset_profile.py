@@ -19,6 +19,7 @@ from torch import Tensor
 from interp.displayed import Displayed
 from interp.edge_cuts import EdgeCut, LayersAbove, ScoredLosses, hook_z_of, layer_inputs
 from interp.errors import DetectionError
+from interp.host import to_host
 from interp.offset_edges import Edges, Matches
 from models.language_model import LanguageModel
 from models.mixers.reading import Reading
@@ -64,19 +65,24 @@ class LayerProfile(Displayed, display="offset"):
             raise DetectionError(
                 f"offsets {list(self.offsets)} hold none of at least 1, so there is no delta*"
             )
-        return self.offsets[max(allowed, key=self._cut_means[row].__getitem__)]
+        return self.offsets[max(allowed, key=self.cut_means[row].__getitem__)]
 
     @cached_property
-    def _cut_means(self) -> list[list[float]]:
+    def cut_means(self) -> list[list[float]]:
         """Mean of `cut` over sequences, by row and offset."""
         return mean(self.cut).tolist()
 
     def effect(self, row: int = -1, offset: int | None = None) -> tuple[float, float]:
         """Mean and standard error over sequences of cut minus random control, at an offset (None: delta*)."""
-        values = self.cut[row, self.offsets.index(self.best(row) if offset is None else offset)]
+        return self.effects([row], offset)[0]
+
+    def effects(self, rows: Sequence[int], offset: int | None = None) -> list[tuple[float, float]]:
+        """`effect` of several rows."""
+        at = [self.offsets.index(self.best(row) if offset is None else offset) for row in rows]
+        values = self.cut[list(rows), at]
         if self.random is not None:
-            values = values - self.random[row]
-        return float(mean(values)), float(standard_error(values))
+            values = values - self.random[list(rows)]
+        return list(zip(mean(values).tolist(), standard_error(values).tolist(), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +228,7 @@ class _Run:
             loss=base,
             n_edges={offset: len(e.dest) for offset, e in edges.items()},
             n_random=sum(len(e.dest) for e in random) // max(1, len(random)),
-            n_scored=int(matches.scored.sum()),
+            n_scored=len(matches.predicted[0]),
         )
 
     def _layer(
@@ -280,14 +286,15 @@ class _Run:
 def _joined(parts: list[OffsetProfile]) -> OffsetProfile:
     """Batches of sequences side by side."""
     names = ("cut", "random", "previous", "renormalised", "taps")
-    layers = []
-    for same in zip(*(part.layers for part in parts), strict=True):
-        values = {name: [getattr(layer, name) for layer in same] for name in names}
-        joined = {name: None if v[0] is None else torch.cat(v, -1).cpu() for name, v in values.items()}
-        layers.append(replace(same[0], **joined))
+    same = list(zip(*(part.layers for part in parts), strict=True))
+    measured = [(n, name) for n, of in enumerate(same) for name in names if getattr(of[0], name) is not None]
+    joined = [torch.cat([getattr(layer, name) for layer in same[n]], -1) for n, name in measured]
+    loss, *found = to_host([torch.cat([part.loss for part in parts]), *joined])
+    values = dict(zip(measured, found, strict=True))
+    layers = [replace(of[0], **{name: values.get((n, name)) for name in names}) for n, of in enumerate(same)]
     return OffsetProfile(
         layers=tuple(layers),
-        loss=torch.cat([part.loss for part in parts]).cpu(),
+        loss=loss,
         n_edges={offset: sum(part.n_edges[offset] for part in parts) for offset in parts[0].n_edges},
         n_random=sum(part.n_random for part in parts),
         n_scored=sum(part.n_scored for part in parts),

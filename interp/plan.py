@@ -1,6 +1,7 @@
 """What is measured at every checkpoint alike: the probes, and the text windows."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from interp import corpus
 from interp.errors import DetectionError
 from interp.head_scores import OFFSETS
-from interp.in_context_learning import CONTEXT, icl_positions
+from interp.in_context_learning import CONTEXT, bigram_hits, icl_positions
 from interp.records import ProbeRecord
 from interp.sequences import RepeatedTokens, candidates, repeated_tokens
 from interp.subject import Subject
@@ -46,6 +47,12 @@ class Plan:
     d_candidates: int
     notes: tuple[str, ...]
     causal: bool = False
+
+    @cached_property
+    def hits(self) -> tuple[tuple[Tensor, ...], float]:
+        """Where a bigram of the windows has occurred before, and the share of such places."""
+        hits = bigram_hits(self.windows)
+        return hits.nonzero(as_tuple=True), float(hits.double().mean())
 
     @property
     def record(self) -> ProbeRecord:
@@ -110,7 +117,7 @@ def make_plan(
         loss_shuffled=repeated_tokens(loss_count, *loss_shape, seed=seed + 1, shuffled=True, **options).to(
             subject.device
         ),
-        windows=windows if late_early else None,
+        windows=windows.to(subject.device) if late_early else None,
         windows_from=windows_from if late_early else None,
         icl_positions=late_early,
         d_candidates=len(ids),

@@ -3,7 +3,7 @@
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from interp.sequences import RepeatedTokens
@@ -52,15 +52,19 @@ def prefix_matching_by_sequence(
 ) -> Float[Tensor, "batch head"]:
     """`prefix_matching_score` before the mean over sequences."""
     weights = target_weights(pattern, probe, offset=offset)
-    return aggregate(weights, filled_targets(probe, offset), aggregation)
+    return aggregate(weights, probe, aggregation, offset=offset)
 
 
 def uniform_chance(probe: RepeatedTokens, aggregation: Aggregation = "rowsum", *, offset: int = 1) -> float:
     """The score of uniform attention, A[i, j] = 1 / (i + 1), on the same tokens."""
-    filled = filled_targets(probe, offset)
-    rows = torch.arange(1, probe.tokens.shape[1] + 1, dtype=torch.float64, device=filled.device)
-    weights = (filled / rows[:, None])[:, None]
-    return float(aggregate(weights, filled, aggregation).mean())
+
+    def found() -> float:
+        filled = filled_targets(probe, offset)
+        rows = torch.arange(1, probe.tokens.shape[1] + 1, dtype=torch.float64, device=filled.device)
+        weights = (filled / rows[:, None])[:, None]
+        return float(aggregate(weights, probe, aggregation, offset=offset).mean())
+
+    return probe.once(("uniform_chance", aggregation, offset), found)
 
 
 def target_weights(
@@ -78,32 +82,57 @@ def target_weights(
     rows = rows or slice(0, probe.tokens.shape[1])
     source, _ = probe.earlier
     filled = filled_targets(probe, offset)[:, rows]
-    sizes = (pattern.shape[0], pattern.shape[2])
-    if sizes != (source.shape[0], filled.shape[1]) or pattern.shape[3] < rows.stop:
-        expected = f"{source.shape[0]} sequences, {filled.shape[1]} rows and {rows.stop} sources"
-        raise ValueError(f"the pattern has shape {tuple(pattern.shape)}; the probe has {expected}")
+    _check_shape(pattern, filled, rows.stop)
     index = torch.where(filled, source[:, rows] + offset, 0)
     found = pattern.gather(-1, index[:, None].expand(-1, pattern.shape[1], -1, -1))
     return found * filled[:, None]
 
 
+def target_weights_at(
+    pattern: Float[Tensor, "batch head dest src"], probe: RepeatedTokens, offsets: tuple[int, ...]
+) -> Float[Tensor, "offset batch head dest n"]:
+    """`target_weights` of all rows at several offsets."""
+
+    def found() -> tuple[Tensor, Tensor]:
+        filled = torch.stack([filled_targets(probe, offset) for offset in offsets])
+        at = torch.stack([probe.earlier[0] + offset for offset in offsets])
+        return torch.where(filled, at, 0), filled
+
+    index, filled = probe.once(("targets", *offsets), found)
+    _check_shape(pattern, filled[0], probe.tokens.shape[1])
+    index = index[:, :, None].expand(-1, -1, pattern.shape[1], -1, -1)
+    return pattern.expand(len(offsets), *pattern.shape).gather(-1, index) * filled[:, :, None]
+
+
+def _check_shape(pattern: Tensor, filled: Bool[Tensor, "batch dest n"], n_sources: int) -> None:
+    if (pattern.shape[0], pattern.shape[2]) != filled.shape[:2] or pattern.shape[3] < n_sources:
+        expected = f"{filled.shape[0]} sequences, {filled.shape[1]} rows and {n_sources} sources"
+        raise ValueError(f"the pattern has shape {tuple(pattern.shape)}; the probe has {expected}")
+
+
 def aggregate(
     weights: Float[Tensor, "batch head dest n"],
-    filled: Bool[Tensor, "batch dest n"],
+    probe: RepeatedTokens,
     aggregation: Aggregation,
+    *,
+    offset: int = 1,
 ) -> Float[Tensor, "batch head"]:
-    """Reduce weights at targets to one number for each sequence and head, in float64."""
+    """Reduce weights at the targets of all rows to one number for each sequence and head, in float64."""
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation is {aggregation!r}; accepted are {', '.join(AGGREGATIONS)}")
+    count = probe.once(("counts", offset), lambda: _counts(filled_targets(probe, offset)))[aggregation]
+    weights = weights.double()
+    # Filled places come first, so place 0 is the most recent copy.
+    total = weights[..., 0].sum(-1) if aggregation == "latest" else weights.sum((-1, -2))
+    return total / count
+
+
+def _counts(filled: Bool[Tensor, "batch dest n"]) -> dict[str, Int[Tensor, "batch one"]]:
+    """What each aggregation divides by."""
     if not filled.any(-1).any(-1).all():
         raise ValueError("a sequence has no token that comes again: nothing to match")
-    weights = weights.double()
-    if aggregation == "pairs":
-        return weights.sum((-1, -2)) / filled.sum((-1, -2))[:, None]
-    if aggregation == "latest":
-        # Filled places come first, so place 0 is the most recent copy.
-        return weights[..., 0].sum(-1) / filled[..., 0].sum(-1)[:, None]
-    return weights.sum((-1, -2)) / filled.any(-1).sum(-1)[:, None]
+    rows = {"rowsum": filled.any(-1), "latest": filled[..., 0], "pairs": filled.flatten(1)}
+    return {name: held.sum(-1)[:, None] for name, held in rows.items()}
 
 
 def standard_error(by_sequence: Float[Tensor, "batch *head"]) -> Float[Tensor, "*head"]:

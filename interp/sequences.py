@@ -1,7 +1,9 @@
 """Probe sequences: random tokens, once or repeated, and what an ideal head would attend to in them."""
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Int
@@ -9,6 +11,7 @@ from torch import Tensor
 
 from interp.errors import DetectionError
 
+T = TypeVar("T")
 
 # Compared by identity: what is computed from the tokens is kept with them, for every checkpoint.
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -108,28 +111,30 @@ class RepeatedTokens:
         which = sequences.indices(len(self.tokens))
         if which == (0, len(self.tokens), 1):
             return self
-        if which not in self._parts:
-            self._parts[which] = replace(self, tokens=self.tokens[slice(*which)])
-        return self._parts[which]
+        return self.once(("take", *which), lambda: replace(self, tokens=self.tokens[slice(*which)]))
 
     def has_target(self, offset: int) -> Bool[Tensor, "batch dest n"]:
         """Which of the n earlier copies s of each position have a readable `s + offset`.
 
         A target after the position itself cannot be attended to, and one before position 0 does not exist.
         """
-        if offset not in self._targets:
+
+        def found() -> Tensor:
             source, filled = self.earlier
             target = source + offset
             row = torch.arange(source.shape[1], device=source.device)[:, None]
-            self._targets[offset] = filled & (target <= row) & (target >= 0)
-        return self._targets[offset]
+            return filled & (target <= row) & (target >= 0)
+
+        return self.once(("has_target", offset), found)
+
+    def once(self, key: tuple[Hashable, ...], make: Callable[[], T]) -> T:
+        """`make()` of the first call with this key: for what follows from the tokens alone."""
+        if key not in self._made:
+            self._made[key] = make()
+        return self._made[key]
 
     @cached_property
-    def _parts(self) -> dict[tuple[int, ...], "RepeatedTokens"]:
-        return {}
-
-    @cached_property
-    def _targets(self) -> dict[int, Tensor]:
+    def _made(self) -> dict[tuple[Hashable, ...], Any]:
         return {}
 
     def to(self, device: torch.device | str) -> "RepeatedTokens":

@@ -8,7 +8,7 @@ import torch
 from constructed_cases import CASES, probe
 from language_models import build
 
-from interp.edge_cuts import zeroed_tap
+from interp.edge_cuts import EdgeCut, zeroed_tap
 from interp.errors import DetectionError
 from interp.head_scores import HeadScores
 from interp.offset_edges import Matches, probe_matches, window_matches
@@ -119,6 +119,21 @@ def test_a_tap_belongs_to_its_channels():
     assert torch.equal(weight, before)
     with pytest.raises(DetectionError, match="tap at lag 4; accepted: 0..3"), zeroed_tap(weight, 4):
         pass
+
+
+@pytest.mark.parametrize(
+    "kind, units",
+    [("softmax", None), ("linear", None), ("mamba2", None)]
+    + [("mamba1", units) for units in (None, "state", "cluster:2")],
+)
+def test_only_units_by_state_share_channels(kind, units):
+    model, _ = constructed_model(kind)
+    x = model.embed(probe(2).tokens)
+    for name in model.blocks[0].attn.readings:
+        reading = model.blocks[0].attn.read(x, name, units=units)
+        index = reading.z_index[reading.z_index >= 0]
+        assert (len(index.unique()) == len(index)) == (units != "state")
+        assert EdgeCut(reading, x, [None])._apart == (units != "state")
 
 
 # Against other ways to compute the same.
