@@ -5,6 +5,7 @@ from typing import Any
 
 from interp.figures.unit_name import several_readings, unit_name
 from interp.head_scores import MIN_PREFIX_MATCHING
+from interp.induction_test import MIN_EFFECT_NATS
 from interp.records import DetectionReport, HeadScore, begins_below_chance
 
 CURVES = {
@@ -67,14 +68,23 @@ def _each_once(heads: Iterable[HeadScore]) -> list[HeadScore]:
 
 
 def _failed(head: HeadScore, heads: Iterable[HeadScore]) -> str:
-    """What a unit that matches prefixes lacks, where it is copying: of the edges that were cut, or at +1."""
-    if head.prefix_matching < MIN_PREFIX_MATCHING:
-        return ""
+    """What the unit lacks of what decides: its strongest cut, or prefix matching and copying at +1."""
     copying, where = head.copying_edge, ", and no causal test was made"
     if head.decided_by == "causal":
         same = [h for h in heads if (h.layer, h.head) == (head.layer, head.head)]
-        own = [h for h in same if h.copying_offset is not None]
-        copying, where = (own[0].copying_offset, f" at offset {own[0].offset:+d}") if own else (None, "")
+        own = [h for h in same if h.offset_effect_nats is not None]
+        if not own:
+            return ""
+        cut = max(own, key=lambda h: h.offset_effect_nats or 0.0)
+        copying, where = cut.copying_offset, f" at offset {cut.offset:+d}"
+        cost = cut.offset_effect_nats or 0.0
+        if cost < MIN_EFFECT_NATS:
+            return (
+                f", and cutting its strongest offset, {cut.offset:+d}, costs {signed(cost)} nats "
+                f"({MIN_EFFECT_NATS} is asked)"
+            )
+    elif head.prefix_matching < MIN_PREFIX_MATCHING:
+        return ""
     if copying is None or copying > 0:
         return ""
     return f", but copies too weakly to be called one (copying {signed(copying)}, 0 is asked{where})"

@@ -75,15 +75,16 @@ def _split(b_x, dtype: tl.constexpr, ROUND: tl.constexpr = False):
 @typing.no_type_check
 def _for_columns(ptr, start, stride, first, stop, BLOCK_T: tl.constexpr):
     """Numbers of a chunk's steps, [BLOCK_T, copies]; `tl.max` along the copies makes factors of columns.
+    `start` is 64 bits wide where a stride is given.
 
     One number a step is loaded again by every thread for all of its columns, and what follows computed again:
     a quarter of the loop's instructions. More numbers than threads are loaded once and moved.
     """
     COPIES: tl.constexpr = 256 // BLOCK_T
-    offs = start + tl.arange(0, BLOCK_T)
-    mask = (offs >= first) & (offs < stop)
+    offs = tl.arange(0, BLOCK_T)
+    mask = (start + offs >= first) & (start + offs < stop)
     offs_2 = offs[:, None] * stride + tl.zeros([1, COPIES], tl.int32)
-    return tl.load(ptr + offs_2, mask=mask[:, None], other=0.0).to(tl.float32)
+    return tl.load(ptr + start * stride + offs_2, mask=mask[:, None], other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -135,7 +136,7 @@ def _row_sum(
     if COLUMNS:
         b_next = _for_columns(high_ptr, begin, 1, first, stop, BLOCK_T)
         if HAS_W:
-            b_next_w = _for_columns(w_ptr, begin, stride_w_t, first, stop, BLOCK_T)
+            b_next_w = _for_columns(w_ptr, row_first * 0 + begin, stride_w_t, first, stop, BLOCK_T)
     for chunk in tl.range(n_chunk):
         step = n_chunk - 1 - chunk if REVERSE else chunk
         start = first + step * BLOCK_T
@@ -149,7 +150,7 @@ def _row_sum(
             b_next = _for_columns(high_ptr, start + AHEAD, 1, first, stop, BLOCK_T)
             if HAS_W:
                 b_column_w = tl.max(b_next_w, 1)
-                b_next_w = _for_columns(w_ptr, start + AHEAD, stride_w_t, first, stop, BLOCK_T)
+                b_next_w = _for_columns(w_ptr, wide + AHEAD, stride_w_t, first, stop, BLOCK_T)
         mask_b = mask_t[:, None] & (offs_b[None, :] < D_B)
         mask_c = mask_t[:, None] & (offs_c[None, :] < D_C)
         b_a = tl.load(a_ptr + wide * stride_a_t + offs_t[:, None] * stride_a_t + offs_b[None, :],

@@ -112,6 +112,22 @@ def test_a_head_that_matches_and_does_not_copy_says_so(series):
     assert "but copies too weakly to be called one (copying −0.63, 0 is asked" in finding(none)[0]
 
 
+@pytest.mark.parametrize(
+    "effect, copying, said",
+    [
+        (0.02, 0.4, "and cutting its strongest offset, +3, costs 0.02 nats (0.1 is asked)"),
+        (0.21, -0.56, "but copies too weakly to be called one (copying −0.56, 0 is asked at offset +3)"),
+    ],
+)
+def test_where_cuts_decide_the_reason_is_theirs(series, effect, copying, said):
+    """Prefix matching below its threshold is then no reason."""
+    last = series.checkpoints[-1]
+    found = {"is_induction": False, "prefix_matching": 0.05, "decided_by": "causal", "offset": 3}
+    found |= {"offset_effect_nats": effect, "copying_offset": copying}
+    none = replace(series, checkpoints=(replace(last, heads=tuple(replace(h, **found) for h in last.heads)),))
+    assert said in finding(none)[0]
+
+
 def test_a_lead_that_includes_zero_is_not_called_a_lead(series):
     found = dict(series.phase_transition)
     texts = {}

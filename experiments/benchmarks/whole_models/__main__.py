@@ -14,6 +14,7 @@ well where that can be done, so that the peer's quicker way counts.
 import argparse
 import dataclasses
 import gc
+import importlib.util
 import json
 import statistics
 import sys
@@ -224,8 +225,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--warm", action="store_true", help="compile only")
     parser.add_argument("--profile", action="store_true", help="kernels of our steps")
     options = parser.parse_args(argv)
+    if options.losses < 0:
+        parser.error(f"--losses is {options.losses}, accepted are numbers of steps from 0")
     if options.same_weights and options.losses < 1:
         parser.error("--same-weights needs --losses N, the number of steps")
+    if not torch.cuda.is_available():
+        sys.exit("whole_models: no CUDA device here")
+    needs_fla = "peer" in options.who and {*options.kinds} & {*options.peers} - {"softmax"}
+    if needs_fla and not options.profile and importlib.util.find_spec("fla") is None:
+        sys.exit("whole_models: flash-linear-attention is not installed; --who ours measures without it")
     for shape in options.shapes:
         for kind in options.kinds:
             if options.profile:

@@ -2,7 +2,7 @@
 
 A second table, of the losses from the same weights, where lines have them (`--same-weights`).
 
-    python -m experiments.benchmarks.whole_models.table LINES.jsonl
+    python -m experiments.benchmarks.whole_models.table LINES.jsonl --versions "torch 2.11, ..."
 """
 
 import argparse
