@@ -204,6 +204,10 @@ def _curve(report: DetectionReport, key: str) -> tuple[list[int], list[float]]:
     """Steps and values; prefix matching is that of the unit strongest at the last checkpoint, followed
     back."""
     if key != "prefix_matching":
+        # As in the phase plot, whose midpoints these curves share.
+        windows = [c.in_context_learning_window_nats for c in report.checkpoints]
+        if key == "in_context_learning" and None not in windows:
+            key = "in_context_learning_window"
         rows = [(c.step, getattr(c, f"{key}_nats")) for c in report.checkpoints]
         rows = [(step, value) for step, value in rows if value is not None]
         return [step for step, _ in rows], [value for _, value in rows]

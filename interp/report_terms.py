@@ -54,7 +54,8 @@ TERMS = {
         "Loss at one late token of the window minus loss at one early token (nats; the two positions stand "
         "above, under ICL score); below 0 when context helps. Not all of it is induction. On data with a "
         "fixed structure the two places may miss where context helps (the last tokens of a segment copy are "
-        "random again): loss by position tells more."
+        "random again): loss by position tells more. Curves over training, and their transitions, are of "
+        "means around the two places: two single tokens are too noisy to date."
     ),
     "Onset": (
         "The two checkpoints between which a curve has done 10% of its fitted rise (order gain: crosses 0.1 "

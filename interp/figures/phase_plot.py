@@ -163,7 +163,15 @@ def _head_line(
 
 
 def _values(checkpoints: Sequence[CheckpointScores], name: str) -> tuple[list[int], list[float], list[float]]:
-    """Steps, values and standard errors of one loss at the checkpoints that have it."""
+    """Steps, values and standard errors of one loss at the checkpoints that have it.
+
+    The in-context-learning score is that of the means around its two places, where they are there: what its
+    transition is fitted to.
+    """
+    if name == "in_context_learning" and all(c.in_context_learning_by_window for c in checkpoints):
+        samples = [np.asarray(c.in_context_learning_by_window) for c in checkpoints]
+        errors = [float(x.std(ddof=1) / np.sqrt(len(x))) if len(x) > 1 else 0.0 for x in samples]
+        return [c.step for c in checkpoints], [float(x.mean()) for x in samples], errors
     rows = [(c.step, getattr(c, f"{name}_nats"), getattr(c, f"{name}_se_nats")) for c in checkpoints]
     rows = [(step, value, error or 0.0) for step, value, error in rows if value is not None]
     return tuple(list(column) for column in zip(*rows, strict=True)) if rows else ([], [], [])

@@ -91,6 +91,18 @@ def test_phase_plot_holds_the_curves_and_shades_the_onsets(series):
     assert not [shape for shape in plain.layout.shapes if shape.type == "rect"]
 
 
+def test_the_learning_curve_is_the_one_its_transition_is_fitted_to(series):
+    """Means around two places, as a report holds them; two single tokens date nothing."""
+    windows = [(0.1 * n, 0.1 * n + 0.2) for n in range(len(series.checkpoints))]
+    checkpoints = [
+        dataclasses.replace(c, in_context_learning_by_window=pair)
+        for c, pair in zip(series.checkpoints, windows, strict=True)
+    ]
+    drawn = figures.phase_plot(checkpoints, transition=series.phase_transition)
+    curve = next(trace for trace in drawn.data if trace.name == "in_context_learning")
+    np.testing.assert_allclose(curve.y, [0.1 * n + 0.1 for n in range(len(checkpoints))])
+
+
 def test_phase_plot_of_one_checkpoint_is_refused(series):
     with pytest.raises(ValueError, match="at least 2 checkpoints; got 1"):
         figures.phase_plot(series.checkpoints[-1:])
