@@ -223,14 +223,13 @@ def _row_sum(
                 b_den *= b_from
             if HAS_W:
                 b_p *= b_f[None, :]
+            b_s *= tl.exp2(total)
+            b_z *= tl.exp2(total)
         elif HAS_G:
             b_column = tl.exp2(b_column if REVERSE else tl.minimum(total - b_column, 0.0))
             if HAS_W:
                 b_column *= b_column_w
             b_p *= b_column[None, :]
-        if HAS_G and HARD:
-            b_s *= tl.exp2(total)
-            b_z *= tl.exp2(total)
         if TWICE:
             b_tc = tl.dot(b_t, tl.trans(b_c), input_precision=PRECISION)  # [BLOCK_T, BLOCK_T]
             b_dot = tl.sum(b_p * b_tc, 1) + tl.sum(b_t.to(tl.float32) * b_out, 1)

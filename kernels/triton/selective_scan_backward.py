@@ -91,9 +91,7 @@ def _over_rows(tiles, offs_s):
 @typing.no_type_check
 def _flat(b_x):
     """A tile of states [4, 8, n] as [8 * 4, n], lanes in their order."""
-    if b_x.shape[1] == 8:
-        return tl.reshape(tl.permute(b_x, (1, 0, 2)), [32, b_x.shape[2]])
-    return tl.sum(tl.reshape(tl.permute(b_x, (1, 0, 2)), [b_x.shape[1] // 8, 32, b_x.shape[2]]), 0)
+    return tl.reshape(tl.permute(b_x, (1, 0, 2)), [32, b_x.shape[2]])
 
 
 @triton.jit
