@@ -1,4 +1,5 @@
-"""RMSNorm over the last axis, of x or of gated values x SiLU(gate), in float32 whatever the inputs' dtype."""
+"""RMSNorm over the last axis, of x, of gated values x SiLU(gate) or of a sum, in float32 whatever the inputs'
+dtype."""
 
 import torch
 from jaxtyping import Float
@@ -73,8 +74,43 @@ def rms_norm(
     return y.view(x.shape)
 
 
-def _check(x: Tensor, w: Tensor, gate: Tensor | None, eps: float) -> None:
+def add_rms_norm(
+    x: Float[Tensor, "*batch width"],
+    delta: Float[Tensor, "*batch width"],
+    w: Float[Tensor, " width"],
+    *,
+    eps: float,
+    dtype: torch.dtype | None = None,
+    backend: str | None = None,
+) -> tuple[Float[Tensor, "*batch width"], Float[Tensor, "*batch width"]]:
+    """A residual stream with what a layer adds to it, and that sum's norm, in one pass over memory.
+
+    Args:
+        dtype: Of the norm; default that of the sum.
+
+    Returns:
+        (x + delta, `rms_norm` of it).
+
+    Raises:
+        KernelError: shapes that disagree, a backend that is not available.
+    """
+    check_present(OPERATOR, delta=delta)
+    _check(x, w, None, eps, delta)
+    unfit = triton_unfit("chunked", {"width": x.shape[-1]}, x, w, delta, limit=LARGEST_WIDTH)
+    if resolve_backend(OPERATOR, backend, x, unfit) == "triton":
+        from kernels.triton import rms_norm as fused
+
+        wanted = dtype or torch.promote_types(x.dtype, delta.dtype)
+        total, y = fused.add_rms_norm(x.flatten(0, -2), delta.flatten(0, -2), w, eps, dtype=wanted)
+        return total.view(x.shape), y.view(x.shape)
+    total = x + delta
+    return total, rms_norm(total, w, eps=eps, dtype=dtype, backend="torch")
+
+
+def _check(x: Tensor, w: Tensor, gate: Tensor | None, eps: float, delta: Tensor | None = None) -> None:
     axes = check_shape(OPERATOR, "x", x, last="width")
     check_present(OPERATOR, w=w)
     check_number(OPERATOR, "eps", eps, least=0)
-    check_axes(OPERATOR, {"x": (x, axes), "w": (w, "width"), "gate": (gate, axes)})
+    check_axes(
+        OPERATOR, {"x": (x, axes), "w": (w, "width"), "gate": (gate, axes), "delta": (delta, axes)}
+    )

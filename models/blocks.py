@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from kernels.gated_silu import gated_silu
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from models.config import LanguageModelConfig, MLPConfig
 from models.lens import HookPoint, attached
 
@@ -68,6 +68,16 @@ class Norm(nn.Module):
         self.hook_scale = HookPoint()
         self.hook_normalized = HookPoint()
 
+    def after_adding(
+        self, x: Float[Tensor, "*batch d_model"], delta: Float[Tensor, "*batch d_model"]
+    ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch d_model"]]:
+        """x + delta and its norm; on a GPU in one pass over memory."""
+        fused = x.is_cuda and self.kind == "rms" and not attached(self.hook_scale, self.hook_normalized)
+        if fused and torch.promote_types(x.dtype, delta.dtype) == self.w.dtype:
+            return add_rms_norm(x, delta, self.w, eps=self.eps, dtype=working_dtype(x))
+        x = x + delta
+        return x, self(x)
+
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         if not attached(self.hook_scale, self.hook_normalized) and x.dtype == self.w.dtype:
             if self.kind == "layer":
@@ -92,10 +102,19 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
 
 
+class NoNorm(nn.Identity):
+    """The identity in a norm's place, without hook points."""
+
+    def after_adding(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """x + delta, twice."""
+        x = x + delta
+        return x, x
+
+
 def make_norm(config: LanguageModelConfig) -> nn.Module:
-    """The norm that a model's configuration names; the identity, without hook points, for "none"."""
+    """The norm that a model's configuration names."""
     if config.norm == "none":
-        return nn.Identity()
+        return NoNorm()
     return Norm(config.norm, config.d_model, config.norm_eps, config.norm_bias)
 
 
@@ -180,12 +199,40 @@ class Block(nn.Module):
             mix: Called with the mixer and its input; returns the mixer's output (the caller keeps form and
             state).
         """
-        resid = self.hook_resid_pre(resid)
-        attn_out = self.hook_attn_out(mix(self.attn, self.ln1(resid)))
-        if self.mlp is None:
-            return self.hook_resid_post(resid + attn_out)
-        if self.parallel:
-            mlp_out = self.hook_mlp_out(self.mlp(self.ln2(resid)))
-            return self.hook_resid_post(resid + attn_out + mlp_out)
-        resid = self.hook_resid_mid(resid + attn_out)
-        return self.hook_resid_post(resid + self.hook_mlp_out(self.mlp(self.ln2(resid))))
+        return added(*self.deferred(resid, None, mix))
+
+    def deferred(
+        self,
+        resid: Float[Tensor, "batch seq d_model"],
+        delta: Float[Tensor, "batch seq d_model"] | None,
+        mix: Callable[[nn.Module, Float[Tensor, "batch seq d_model"]], Float[Tensor, "batch seq d_model"]],
+    ) -> tuple[Float[Tensor, "batch seq d_model"], Float[Tensor, "batch seq d_model"] | None]:
+        """`forward`, of resid + delta, with its own last addition left to whoever reads the result: a norm
+        that follows adds and normalises in one pass. Where a hook sees a sum, it is computed.
+        """
+        if attached(self.hook_resid_pre):
+            resid, delta = self.hook_resid_pre(added(resid, delta)), None
+        resid, normed = normed_sum(self.ln1, resid, delta)
+        delta = self.hook_attn_out(mix(self.attn, normed))
+        if self.mlp is not None:
+            if self.parallel:
+                normed = self.ln2(resid)
+                resid = resid + delta
+            else:
+                if attached(self.hook_resid_mid):
+                    resid, delta = self.hook_resid_mid(resid + delta), None
+                resid, normed = normed_sum(self.ln2, resid, delta)
+            delta = self.hook_mlp_out(self.mlp(normed))
+        if attached(self.hook_resid_post):
+            return self.hook_resid_post(resid + delta), None
+        return resid, delta
+
+
+def added(resid: Tensor, delta: Tensor | None) -> Tensor:
+    """Their sum; resid where there is nothing to add."""
+    return resid if delta is None else resid + delta
+
+
+def normed_sum(norm: Norm | NoNorm, resid: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The residual stream with what is still to be added, and its norm."""
+    return (resid, norm(resid)) if delta is None else norm.after_adding(resid, delta)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from models.blocks import Block, make_norm
+from models.blocks import Block, added, make_norm, normed_sum
 from models.config import LanguageModelConfig
 from models.embeddings import Embed, PosEmbed, Unembed
 from models.errors import ConfigError
@@ -114,11 +114,17 @@ class LanguageModel(LensSurface):
                 raise ConfigError("a run with start_at_layer has no tokens to compute a loss of")
             resid = self._checked_resid(tokens)
         layers = range(self.config.n_layers)[start_at_layer or 0 : stop_at_layer]
+        delta = None
         for layer in layers:
-            resid = self.blocks[layer](resid, lambda mixer, x: mixer(x, form))
+            block = self.blocks[layer]
+            if block._forward_hooks or block._forward_pre_hooks:
+                resid, delta = block(added(resid, delta), lambda mixer, x: mixer(x, form)), None
+            else:
+                resid, delta = block.deferred(resid, delta, lambda mixer, x: mixer(x, form))
         if stop_at_layer is not None:
-            return resid
-        return self._output(self.ln_final(resid), tokens, return_type, loss_per_token)
+            return added(resid, delta)
+        final = normed_sum(self.ln_final, resid, delta)[1]
+        return self._output(final, tokens, return_type, loss_per_token)
 
     def _output(self, final: Tensor, tokens: Tensor, return_type: str | None, per_token: bool) -> Any:
         if return_type == "loss":

@@ -104,12 +104,12 @@ _SM_90 = _SM_80 | {
     # At most 128 registers: two programs to a multiprocessor.
     ("attention_bwd_query", 64, 2): _c(128, 64, 8, 3, 128),
     ("attention_bwd_query", 128, 2): _c(64, 64, 4, 2),
-    ("linear_output", 128, 2): _c(64, 64, 8, 2),
+    ("linear_output", 128, 2): _c(64, 64, 4, 2),
     ("linear_gradient", 64, 2): _c(64, 64, 4, 2),
-    ("linear_gradient", 128, 2): _c(64, 64, 8, 2),
+    ("linear_gradient", 128, 2): _c(64, 64, 4, 2),
     ("linear_gradient_plain", 32, 2): _c(64, 32, 4, 3, 168),
     ("linear_gradient_plain", 64, 2): _c(64, 64, 4, 3),
-    ("linear_gradient_plain", 128, 2): _c(64, 64, 8, 2),
+    ("linear_gradient_plain", 128, 2): _c(64, 64, 4, 2),
 }
 # Accumulators are not in registers there: no need of caps.
 _SM_100 = _SM_90 | {

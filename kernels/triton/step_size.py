@@ -11,11 +11,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.triton.column_sums import column_sums
 from kernels.triton.launch import launch, power_of_two, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 # Programs of the backward, each of which adds up the bias's gradient over its rows.
-PROGRAMS = 528
+PROGRAMS = 132
 
 
 @triton.jit
@@ -50,7 +51,8 @@ def _step_size_bwd_kernel(
     """Every n_program-th tile of rows of a block of channels."""
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     b_bias = tl.load(bias_ptr + offs_c, mask=offs_c < width, other=0.0).to(tl.float32)
-    b_dbias = tl.zeros([BLOCK_C], tl.float32)
+    # A sum for each row of a tile: one reduction across threads, at the end.
+    b_dbias = tl.zeros([BLOCK_R, BLOCK_C], tl.float32)
     for tile in tl.range(tl.program_id(0), n_tile, tl.num_programs(0)):
         offs_r = (tile * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
         mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
@@ -58,9 +60,9 @@ def _step_size_bwd_kernel(
         b_x = tl.load(raw_ptr + offs_r[:, None] * stride_raw_row + offs_c[None, :], mask=mask, other=0.0)
         b_x = b_x.to(tl.float32) + b_bias[None, :]
         b_draw = tl.where(mask, b_ddt.to(tl.float32) / (1 + tl.exp(-b_x)), 0.0)
-        b_dbias += tl.sum(b_draw, 0)
+        b_dbias += b_draw
         tl.store(draw_ptr + offs_r[:, None] * width + offs_c[None, :], b_draw, mask=mask)
-    tl.store(dbias_ptr + tl.program_id(0) * width + offs_c, b_dbias, mask=offs_c < width)
+    tl.store(dbias_ptr + tl.program_id(0) * width + offs_c, tl.sum(b_dbias, 0), mask=offs_c < width)
 
 
 def step_size(raw: Tensor, bias: Tensor) -> Tensor:
@@ -68,16 +70,17 @@ def step_size(raw: Tensor, bias: Tensor) -> Tensor:
     return operators.step_size(raw, bias)
 
 
-def _block(width: int) -> dict[str, int]:
-    block_c = min(power_of_two(width, 4), 256)
-    return {"BLOCK_R": max(1, 1024 // block_c), "BLOCK_C": block_c, "num_warps": 4}
+def _block(width: int, size: int, columns: int) -> dict[str, int]:
+    """A tile of at most `size` numbers in at most so many columns."""
+    block_c = min(power_of_two(width, 4), columns)
+    return {"BLOCK_R": max(1, size // block_c), "BLOCK_C": block_c, "num_warps": 4}
 
 
 def _forward(raw: Tensor, bias: Tensor) -> Tensor:
     raw = rows(raw)
     n_row, width = raw.shape
     dt = torch.empty(n_row, width, dtype=torch.float32, device=raw.device)
-    block = _block(width)
+    block = _block(width, 1024, 256)
     grid = (-(-n_row // block["BLOCK_R"]), -(-width // block["BLOCK_C"]))
     launch(_step_size_fwd_kernel, grid, raw, bias.contiguous(), dt, raw.stride(0), n_row, width, **block)
     return dt
@@ -87,7 +90,7 @@ def _backward(ddt: Tensor, raw: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of (raw, bias)."""
     ddt, raw = rows(ddt), rows(raw)
     n_row, width = raw.shape
-    block = _block(width)
+    block = _block(width, 4096, 128)
     n_tile = -(-n_row // block["BLOCK_R"])
     programs = min(n_tile, PROGRAMS)
     draw = torch.empty(n_row, width, dtype=raw.dtype, device=raw.device)
@@ -95,7 +98,7 @@ def _backward(ddt: Tensor, raw: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     grid = (programs, -(-width // block["BLOCK_C"]))
     sizes = (ddt.stride(0), raw.stride(0), n_row, width, n_tile)
     launch(_step_size_bwd_kernel, grid, ddt, raw, bias.contiguous(), draw, dbias, *sizes, **block)
-    return draw, dbias.sum(0).to(bias.dtype)
+    return draw, column_sums(dbias, bias.dtype)
 
 
 def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:

@@ -71,6 +71,11 @@ CALLS = {
     "s4d step": (s4d.step, {"u": u[:, 0], "log_dt": torch.zeros(3)} | modes, "D state"),
     "s4d kernel": (s4d.kernel, {"log_dt": torch.zeros(3), "seq": 4} | modes, ""),
     "rms norm": (rms_norm.rms_norm, {"x": heads, "w": torch.ones(3), "eps": 1e-5}, "gate"),
+    "sum's norm": (
+        rms_norm.add_rms_norm,
+        {"x": heads, "delta": heads, "w": torch.ones(3), "eps": 1e-5},
+        "",
+    ),
     "rotation": (
         rotation.rotate,
         {"x": heads, "cos": torch.ones(5, 1), "sin": torch.ones(5, 1), "layout": "half"},
@@ -93,7 +98,7 @@ OPTIONS = {
 }
 NUMBERS = ("seq", "eps", "layout")
 # Elementwise functions take any number of axes.
-ELEMENTWISE = ("rms norm", "step size", "gated SiLU", "ELU + 1")
+ELEMENTWISE = ("rms norm", "sum's norm", "step size", "gated SiLU", "ELU + 1")
 
 
 @pytest.mark.parametrize("name", CALLS)

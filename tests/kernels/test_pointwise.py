@@ -8,7 +8,7 @@ import torch
 from kernels import KernelError, rotation
 from kernels.feature_maps import elu_plus_one
 from kernels.gated_silu import gated_silu
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.step_size import step_size as step_sizes
 
 
@@ -18,6 +18,9 @@ def test_numbers_by_hand():
     torch.testing.assert_close(rms_norm(x, w, eps=0.0), torch.tensor([[3 / root, 8 / root]]))
     silu = 1 / (1 + math.exp(-1))
     torch.testing.assert_close(gated_silu(torch.ones(1, 2), x), silu * x)
+    total, normed = add_rms_norm(x - 1, torch.ones(1, 2), w, eps=0.0)
+    torch.testing.assert_close(total, x)
+    torch.testing.assert_close(normed, torch.tensor([[3 / root, 8 / root]]))
     # A gate that is the same everywhere changes nothing.
     gated = rms_norm(x, w, eps=0.0, gate=torch.ones(1, 2))
     torch.testing.assert_close(gated, torch.tensor([[3 / root, 8 / root]]))
@@ -29,6 +32,8 @@ def test_numbers_by_hand():
 def test_refusals():
     with pytest.raises(KernelError, match=r"gate has shape \(3, 2\)"):
         rms_norm(torch.ones(3, 4), torch.ones(4), eps=0.0, gate=torch.ones(3, 2))
+    with pytest.raises(KernelError, match=r"delta has shape \(4,\)"):
+        add_rms_norm(torch.ones(3, 4), torch.ones(4), torch.ones(4), eps=0.0)
     with pytest.raises(KernelError, match=r"x has shape \(3, 5\)"):
         gated_silu(torch.ones(3, 4), torch.ones(3, 5))
     for operator in (
@@ -57,6 +62,10 @@ def test_kernels_compile_without_spills(capability):
             for gate in (None, x.bfloat16()):
                 y, scale = norm._forward(x, gate, w, 1e-5, torch.bfloat16)
                 norm._backward(y, x, gate, w, scale)
+            for delta in (x, x.bfloat16()):
+                total, y, scale = norm._add_forward(x, delta, w, 1e-5, torch.bfloat16)
+                for upstream in (total, None):
+                    norm._add_backward(y, upstream, total, w, scale, x.dtype, delta.dtype)
         x = torch.empty(2, 64, 4, 64, dtype=torch.bfloat16)
         silu._backward(silu._forward(x, x), x, x)
         for adjacent in (False, True):
@@ -65,7 +74,7 @@ def test_kernels_compile_without_spills(capability):
         feature_maps._backward(x, feature_maps._forward(x))
         bias = torch.empty(512)
         step_size._backward(step_size._forward(x, bias), x, bias)
-    assert len({u.kernel for u in found}) == 9
+    assert len({u.kernel for u in found}) == 10
     assert [u for u in found if u.stack] == []
 
 
@@ -81,6 +90,7 @@ def test_on_a_gpu(dtype, bound):
     calls = {
         "norm": lambda x, gate, w: rms_norm(x, w, eps=1e-5),
         "gated norm": lambda x, gate, w: rms_norm(x, w, eps=1e-5, gate=gate),
+        "sum's norm": lambda x, gate, w: torch.cat(add_rms_norm(x, gate, w, eps=1e-5), -1)[..., 100:300],
         "gated silu": lambda x, gate, w: gated_silu(gate, x),
         "step size": lambda x, gate, w: step_sizes(x, w),
         "elu + 1": lambda x, gate, w: elu_plus_one(x),

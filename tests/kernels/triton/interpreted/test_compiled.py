@@ -18,7 +18,7 @@ from kernels.cross_entropy import cross_entropy
 from kernels.feature_maps import elu_plus_one
 from kernels.gated_linear_attention import gated_linear_attention
 from kernels.gated_silu import gated_silu
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotation import rotate
 from kernels.selective_scan import selective_scan
 from kernels.softmax_attention import softmax_attention
@@ -39,6 +39,7 @@ CALLS = {
     "elu_plus_one": lambda x: elu_plus_one(x, **TRITON),
     "gated_silu": lambda x: gated_silu(x, x, **TRITON),
     "rms_norm": lambda x: rms_norm(x, x[0, 0, 0], eps=1e-5, gate=x, **TRITON),
+    "add_rms_norm": lambda x: sum(add_rms_norm(x, x.square(), x[0, 0, 0], eps=1e-5, **TRITON)),
     "rotation": lambda x: rotate(x, X[0, :, 0, :4], X[0, :, 1, :4], "half", **TRITON),
     "step_size": lambda x: step_size(x, x[0, 0, 0], **TRITON),
 }

@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 from kernels import KernelError, rotation
 from kernels.feature_maps import elu_plus_one
 from kernels.gated_silu import gated_silu
-from kernels.rms_norm import rms_norm
+from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.step_size import step_size
 
 
@@ -54,6 +54,41 @@ def test_rms_norm_adds_up_the_gain_over_several_tiles(monkeypatch):
 
     monkeypatch.setattr(fused, "PROGRAMS", 2)
     test_rms_norm(100, True)
+
+
+@pytest.mark.parametrize("width", [17, 100])
+def test_add_rms_norm(width, monkeypatch):
+    """The sum and its norm, with gradients of both; of the norm alone, and of the sum alone."""
+    from kernels.triton import rms_norm as fused
+
+    monkeypatch.setattr(fused, "PROGRAMS", 2)
+    torch.manual_seed(0)
+    x, delta = (torch.randn(2, 37, 2 * width)[..., :width] for _ in range(2))
+    w = 1 + 0.3 * torch.randn(width)
+    for used in (slice(0, 2), slice(1, 2), slice(0, 1)):
+
+        def call(backend, x, delta, w, used=used):
+            parts = add_rms_norm(x, delta, w, eps=1e-3, backend=backend)[used]
+            # Without the norm the gain has no gradient but zero.
+            return torch.cat(parts, -1) + 0 * w.sum() if used.stop == 2 else parts[0] + w.sum()
+
+        compare(call, x=x, delta=delta, w=w)
+
+
+def test_add_rms_norm_of_two_dtypes():
+    """The stream keeps its float32, what is added its own: so do the gradients."""
+    torch.manual_seed(0)
+    x, delta, w = torch.randn(5, 16), torch.randn(5, 16).half(), torch.ones(16)
+    found = {}
+    for backend in ("triton", "torch"):
+        given = [t.detach().requires_grad_() for t in (x, delta, w)]
+        total, y = add_rms_norm(*given, eps=1e-5, dtype=torch.float16, backend=backend)
+        assert (total.dtype, y.dtype) == (torch.float32, torch.float16)
+        gradients = torch.autograd.grad(total.square().sum() + y.float().sum(), given)
+        assert [g.dtype for g in gradients] == [t.dtype for t in given]
+        found[backend] = [total, y, *gradients]
+    for fused, wide in zip(found["triton"], found["torch"], strict=True):
+        torch.testing.assert_close(fused.float(), wide.float(), atol=4e-3, rtol=4e-3)
 
 
 def test_rms_norm_in_another_dtype():
