@@ -16,7 +16,7 @@ from kernels.triton.column_sums import column_sums
 from kernels.triton.launch import launch, power_of_two, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
-# Programs of the backward, each of which adds up the gain's gradient over its rows; twice as many with a gate.
+# Programs of the backward, twice as many with a gate; each adds up the gain's gradient over its rows.
 PROGRAMS = 528
 
 

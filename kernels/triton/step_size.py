@@ -90,7 +90,7 @@ def _backward(ddt: Tensor, raw: Tensor, bias: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of (raw, bias)."""
     ddt, raw = rows(ddt), rows(raw)
     n_row, width = raw.shape
-    block = _block(width, 4096, 128)
+    block = _block(width, 2048, 64)
     n_tile = -(-n_row // block["BLOCK_R"])
     programs = min(n_tile, PROGRAMS)
     draw = torch.empty(n_row, width, dtype=raw.dtype, device=raw.device)
