@@ -32,6 +32,7 @@ TRITON_OPERATORS = frozenset(
         "gated_silu",
         "rms_norm",
         "rotation",
+        "ssd_block",
         "step_size",
     }
 )

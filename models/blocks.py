@@ -1,6 +1,7 @@
 """Norms, the MLP and the block that puts a mixer and an MLP on the residual stream."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -191,25 +192,28 @@ class Block(nn.Module):
         self,
         resid: Float[Tensor, "batch seq d_model"],
         mix: Callable[[nn.Module, Float[Tensor, "batch seq d_model"]], Float[Tensor, "batch seq d_model"]],
-    ) -> Float[Tensor, "batch seq d_model"]:
+        delta: Float[Tensor, "batch seq d_model"] | None = None,
+        *,
+        defer: bool = False,
+    ) -> Any:
         """The residual stream after this block.
 
         Args:
             resid: The residual stream before it.
             mix: Called with the mixer and its input; returns the mixer's output (the caller keeps form and
             state).
-        """
-        return added(*self.deferred(resid, None, mix))
+            delta: What is still to be added to `resid`.
+            defer: Leave the last addition to whoever reads the result: a norm that follows adds and
+            normalises in one pass.
 
-    def deferred(
-        self,
-        resid: Float[Tensor, "batch seq d_model"],
-        delta: Float[Tensor, "batch seq d_model"] | None,
-        mix: Callable[[nn.Module, Float[Tensor, "batch seq d_model"]], Float[Tensor, "batch seq d_model"]],
-    ) -> tuple[Float[Tensor, "batch seq d_model"], Float[Tensor, "batch seq d_model"] | None]:
-        """`forward`, of resid + delta, with its own last addition left to whoever reads the result: a norm
-        that follows adds and normalises in one pass. Where a hook sees a sum, it is computed.
+        Returns:
+            The stream [batch seq d_model]; with `defer`, (stream, what is still to be added or None). Where a
+            hook sees a sum, it is computed.
         """
+        resid, delta = self._evaluate(resid, delta, mix)
+        return (resid, delta) if defer else added(resid, delta)
+
+    def _evaluate(self, resid: Tensor, delta: Tensor | None, mix: Callable) -> tuple[Tensor, Tensor | None]:
         if attached(self.hook_resid_pre):
             resid, delta = self.hook_resid_pre(added(resid, delta)), None
         resid, normed = normed_sum(self.ln1, resid, delta)

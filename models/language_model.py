@@ -118,9 +118,10 @@ class LanguageModel(LensSurface):
         for layer in layers:
             block = self.blocks[layer]
             if block._forward_hooks or block._forward_pre_hooks:
+                # PyTorch's own hooks see the stream.
                 resid, delta = block(added(resid, delta), lambda mixer, x: mixer(x, form)), None
             else:
-                resid, delta = block.deferred(resid, delta, lambda mixer, x: mixer(x, form))
+                resid, delta = block(resid, lambda mixer, x: mixer(x, form), delta, defer=True)
         if stop_at_layer is not None:
             return added(resid, delta)
         final = normed_sum(self.ln_final, resid, delta)[1]

@@ -7,7 +7,7 @@ import torch
 
 # Importing them registers their operators.
 for _name in ("softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "decode",
-              "decode_attention", "edges"):  # fmt: skip
+              "decode_attention", "edges", "rms_norm", "ssd_block"):  # fmt: skip
     importlib.import_module(f"kernels.triton.{_name}")
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -29,6 +29,12 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
     o, lse = ops.softmax_attention(q, q, q, None, 0.3, 0)
     found = ops.linear_attention(q, q, q, g, None, None, None, None, 1.0, False, 0.0)
     _, _, kept, total = ops.selective_scan(u, u, a, b, b, None, u, None, True)
+    # Two heads of 16, one group of 4 states: a gate of 32 columns, 40 channels, 2 steps.
+    packed, rates, gain = randn(1, 70, 74), randn(2, of=torch.float32), randn(32, of=torch.float32)
+    block = (packed, randn(40, 4, of=torch.float32), None, rates, rates, rates, gain)
+    y, last, _, *saved = ops.ssd_block(*block, 1, 1e-5, dtype)
+    wide = randn(70, 16, of=torch.float32)
+    total_norm = ops.add_rms_norm(wide, packed[0, :, :16], gain[:16].contiguous(), 1e-5, dtype)
     return {
         "softmax_attention": (q, q, q, randn(2), 0.3, 9),
         "softmax_attention_backward": (q, None, q, q, q, o, lse, None, 0.3, 0),
@@ -40,6 +46,12 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
         "selective_scan_backward": (u, None, u, u, a, b, b, None, u, kept, total),
         "causal_conv": (u, weight, weight[:, 0].contiguous(), None, True),
         "causal_conv_backward": (u, None, u, weight, None, None, True),
+        "add_rms_norm": (wide, packed[0, :, :16], gain[:16].contiguous(), 1e-5, dtype),
+        "add_rms_norm_backward": (
+            total_norm[1], wide, total_norm[0], gain[:16].contiguous(), total_norm[2], torch.float32, dtype,
+        ),
+        "ssd_block": (*block, 1, 1e-5, dtype),
+        "ssd_block_backward": (y, None, None, *block, last, *saved, 1),
         "linear_step": (q[:, 0], q[:, 0], q[:, 0], g[:, 0], None, s, None, 1.0, False, 0.0),
         "scan_step": (u[:, 0], u[:, 0], a, b[:, 0], b[:, 0], None, None, randn(1, 8, 4, of=torch.float32)),
         "conv_step": (u[:, 0], weight, None, u[:, :3], True),

@@ -70,22 +70,23 @@ def _like(tensor: Tensor | None, x: Tensor) -> Tensor:
 
 def _backward(
     dy: Tensor, dlast: Tensor | None, x: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor | None,
-    silu: bool
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Gradients of (x, weight, bias, state); what does not apply is empty."""
+    silu: bool, *, into: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """Gradients of (x, weight, bias, state); what does not apply is empty. That of x is written `into` a
+    slice of a wider tensor, if that is given."""
     x, dy, weight = rows(x), rows(dy), weight.contiguous()
     state, dlast = (None if t is None else t.contiguous() for t in (state, dlast))
     batch, seq, channels = x.shape
     width = weight.shape[1]
     segment = _segment(x)
     parts = -(-seq // segment)
-    dx = torch.empty(batch, seq, channels, dtype=x.dtype, device=x.device)
+    dx = torch.empty(batch, seq, channels, dtype=x.dtype, device=x.device) if into is None else into
     part = torch.empty(batch, parts, 5, channels, dtype=torch.float32, device=x.device)
     dstate = _like(state, x)
     launch(
         _conv_bwd_kernel, (-(-channels // BLOCK_C) * parts, batch), x, weight, bias, state, dy, dlast, dx,
-        part, dstate, x.stride(0), dy.stride(0), seq, segment, STRIDE_X_T=x.stride(1),
-        STRIDE_DY_T=dy.stride(1), N_CHANNEL=channels, WIDTH=width, BLOCK_C=BLOCK_C,
+        part, dstate, x.stride(0), dy.stride(0), dx.stride(0), seq, segment, STRIDE_X_T=x.stride(1),
+        STRIDE_DY_T=dy.stride(1), STRIDE_DX_T=dx.stride(1), N_CHANNEL=channels, WIDTH=width, BLOCK_C=BLOCK_C,
         STEPS=AHEAD // x.element_size(), HAS_BIAS=bias is not None, HAS_STATE=state is not None and width > 1,
         HAS_LAST=dlast is not None and width > 1, SILU=silu, num_warps=1,
     )  # fmt: skip

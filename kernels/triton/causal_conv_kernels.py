@@ -170,8 +170,8 @@ def _conv_store_dx(
 def _conv_bwd_steps(
     xs, dys, inputs, pending, sums, w, b_bias, dx_ptrs, dlast_ptr, dstate_ptr, start, batch, seq, offs_c,
     mask_c,
-    N_CHANNEL: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr, OWN: tl.constexpr,
-    HAS_STATE: tl.constexpr, HAS_LAST: tl.constexpr, SILU: tl.constexpr,
+    STRIDE_DX_T: tl.constexpr, N_CHANNEL: tl.constexpr, WIDTH: tl.constexpr, COUNT: tl.constexpr,
+    OWN: tl.constexpr, HAS_STATE: tl.constexpr, HAS_LAST: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """COUNT steps from `start`: the inputs 1, 2 and 3 positions back, the gradients of these inputs that are
     still being added up, and (of OWN steps) the sums for the weights are carried on."""
@@ -200,7 +200,7 @@ def _conv_bwd_steps(
             b_dw3 += b_dpre * b_x3
             b_db += b_dpre
             _conv_store_dx(
-                b_dx, start + step - (WIDTH - 1), dx_ptrs + (step - (WIDTH - 1)) * N_CHANNEL, dlast_ptr,
+                b_dx, start + step - (WIDTH - 1), dx_ptrs + (step - (WIDTH - 1)) * STRIDE_DX_T, dlast_ptr,
                 dstate_ptr, batch, seq, offs_c, mask_c, N_CHANNEL, WIDTH, HAS_STATE, HAS_LAST,
             )  # fmt: skip
         b_x3, b_x2, b_x1 = b_x2, b_x1, b_x0
@@ -211,9 +211,10 @@ def _conv_bwd_steps(
 @typing.no_type_check
 def _conv_bwd_kernel(
     x_ptr, weight_ptr, bias_ptr, state_ptr, dy_ptr, dlast_ptr, dx_ptr, part_ptr, dstate_ptr, stride_x_b,
-    stride_dy_b, seq, segment,
-    STRIDE_X_T: tl.constexpr, STRIDE_DY_T: tl.constexpr, N_CHANNEL: tl.constexpr, WIDTH: tl.constexpr,
-    BLOCK_C: tl.constexpr, STEPS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr,
+    stride_dy_b, stride_dx_b, seq, segment,
+    STRIDE_X_T: tl.constexpr, STRIDE_DY_T: tl.constexpr, STRIDE_DX_T: tl.constexpr,
+    N_CHANNEL: tl.constexpr, WIDTH: tl.constexpr, BLOCK_C: tl.constexpr, STEPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_STATE: tl.constexpr,
     HAS_LAST: tl.constexpr, SILU: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the inputs that the outputs of one segment are the last to read, and the segment's part of
@@ -225,7 +226,7 @@ def _conv_bwd_kernel(
     x_ptr += batch * stride_x_b
     x_ptrs = x_ptr + first.to(tl.int64) * STRIDE_X_T + offs_c
     dy_ptrs = dy_ptr + batch * stride_dy_b + first.to(tl.int64) * STRIDE_DY_T + offs_c
-    dx_ptrs = dx_ptr + (batch * seq + first) * N_CHANNEL + offs_c
+    dx_ptrs = dx_ptr + batch * stride_dx_b + first.to(tl.int64) * STRIDE_DX_T + offs_c
     # Steps before the segment, and what their outputs read.
     head = first - (WIDTH - 1)
     mask = mask_c & (first > 0)
@@ -241,7 +242,8 @@ def _conv_bwd_kernel(
     inputs = (before[2].to(tl.float32), before[1].to(tl.float32), before[0].to(tl.float32))
     inputs, pending, sums = _conv_bwd_steps(
         head_xs, head_dys, inputs, (zero, zero, zero), sums, w, b_bias, dx_ptrs, dlast_ptr, dstate_ptr, head,
-        batch, seq, offs_c, mask_c, N_CHANNEL, WIDTH, WIDTH - 1, False, HAS_STATE, HAS_LAST, SILU,
+        batch, seq, offs_c, mask_c, STRIDE_DX_T, N_CHANNEL, WIDTH, WIDTH - 1, False, HAS_STATE, HAS_LAST,
+        SILU,
     )  # fmt: skip
     if HAS_STATE:
         # Before the sequence there are no outputs, and the inputs are the state's.
@@ -258,16 +260,16 @@ def _conv_bwd_kernel(
         next_dys = _conv_load(dy_ptrs, left, mask_c, STRIDE_DY_T, STEPS)
         inputs, pending, sums = _conv_bwd_steps(
             xs, dys, inputs, pending, sums, w, b_bias, dx_ptrs, dlast_ptr, dstate_ptr, start, batch, seq,
-            offs_c, mask_c, N_CHANNEL, WIDTH, STEPS, True, HAS_STATE, HAS_LAST, SILU,
+            offs_c, mask_c, STRIDE_DX_T, N_CHANNEL, WIDTH, STEPS, True, HAS_STATE, HAS_LAST, SILU,
         )  # fmt: skip
         xs, dys = next_xs, next_dys
-        dx_ptrs += STEPS * N_CHANNEL
+        dx_ptrs += STEPS * STRIDE_DX_T
         start += STEPS
     # Behind the last output nothing is added.
     mask = mask_c & (start >= seq)
     for lag in tl.static_range(1, WIDTH):
         _conv_store_dx(
-            pending[lag - 1], start - lag, dx_ptrs - lag * N_CHANNEL, dlast_ptr, dstate_ptr, batch, seq,
+            pending[lag - 1], start - lag, dx_ptrs - lag * STRIDE_DX_T, dlast_ptr, dstate_ptr, batch, seq,
             offs_c, mask, N_CHANNEL, WIDTH, HAS_STATE, HAS_LAST,
         )  # fmt: skip
     # [batch and part, tap (by distance) or bias, channel]

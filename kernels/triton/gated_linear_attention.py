@@ -109,9 +109,11 @@ def _forward(
 def _backward(
     do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
     w: Tensor | None, d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor,
-    last_z: Tensor, den: Tensor, parts: Tensor, sums: Tensor, scale: float, normalise: bool,
+    last_z: Tensor, den: Tensor, parts: Tensor, sums: Tensor, scale: float, normalise: bool, *,
+    into: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """Gradients of (q, k, v, g, w, d, s, z); what does not apply is empty."""
+    """Gradients of (q, k, v, g, w, d, s, z); what does not apply is empty. Those of q, k and v are written
+    `into` slices of one wider tensor, if that is given."""
     q, k, v, do = rows(q), rows(k), rows(v), rows(do)
     s, z, ds, dz = (None if x is None else x.contiguous() for x in (s, z, ds, dz))
     batch, seq, heads, d_v = v.shape
@@ -137,7 +139,8 @@ def _backward(
     elif normalise and (ds is None) != (dz is None):
         ds = none.new_zeros(batch, heads, d_k, d_v) if ds is None else ds
         dz = none.new_zeros(batch, heads, d_k) if dz is None else dz
-    dq, dk, dv = _gradient_of(q, heads), _gradient_of(k, heads), _gradient_of(v, heads)
+    dq, dk = _gradient_of(q, heads), _gradient_of(k, heads)
+    dv = _gradient_of(v, heads) if into is None else into[2]
     dots, dd = gradients(
         q, k, v, do, o, w, inverse, sums, d, delta, s, z, ds, dz, *save, dq, dk, dv, cut, scale
     )
@@ -146,7 +149,7 @@ def _backward(
         dg = torch.empty(batch, seq, heads, dtype=g.dtype, device=g.device)
         decay_gradient(dg, dots, parts, last, ds, last_z if normalise else None, dz, cut, scale)
     dw = None if w is None else (dots[2, 0] if dots.shape[1] == 1 else dots[2].sum(0)).to(w.dtype)
-    dq, dk = _grouped(dq, dk, q, k)
+    dq, dk = _grouped(dq, dk, q, k, into)
     dd = None if dd is None else dd.sum((0, 2)).to(d.dtype)
     found = (dq, dk, dv, dg, dw, dd, ds0, dz0)
     return tuple(none.new_empty(0) if x is None else x for x in found)
@@ -159,13 +162,21 @@ def _gradient_of(x: Tensor, heads: int) -> Tensor:
     return torch.empty(batch, seq, heads, d, dtype=dtype, device=x.device)
 
 
-def _grouped(dq: Tensor, dk: Tensor, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of shared queries and keys from those of every head."""
-    shared = [(dx, x) for dx, x in ((dq, q), (dk, k)) if dx.shape[2] != x.shape[2]]
-    if not shared:
-        return dq, dk
-    found = iter(group_sums([dx for dx, _ in shared], [x for _, x in shared]))
-    return tuple(next(found) if dx.shape[2] != x.shape[2] else dx for dx, x in ((dq, q), (dk, k)))
+def _grouped(
+    dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, into: tuple[Tensor, ...] | None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Gradients of queries and keys from those of every head, where they are wanted."""
+    found, shared = [], []
+    for n, (dx, x) in enumerate(((dq, q), (dk, k))):
+        if dx.shape[2] != x.shape[2]:
+            wanted = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into[n]
+            shared.append((dx, wanted))
+        else:
+            wanted = dx if into is None else into[n].copy_(dx)
+        found.append(wanted)
+    if shared:
+        group_sums([dx for dx, _ in shared], [wanted for _, wanted in shared])
+    return found[0], found[1]
 
 
 def _fake(

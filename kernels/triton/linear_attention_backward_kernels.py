@@ -18,14 +18,15 @@ def _linear_gradient_kernel(
     ds_ptr, dz_ptr, ds_last_ptr, dz_last_ptr, dq_ptr, dk_ptr, dv_ptr, dot_ptr, dd_ptr,
     stride_q_b, stride_q_t, stride_q_h, stride_k_b, stride_k_t, stride_k_h, stride_v_b, stride_v_t,
     stride_v_h, stride_do_b, stride_do_t, stride_do_h, stride_w_b, stride_w_t, stride_w_h, n_head, seq,
-    n_segment, segment, block_stride, stride_s, stride_z, stride_ds, stride_dz, scale, gain_first,
+    n_segment, segment, block_stride, stride_dv_b, stride_dv_t, stride_s, stride_z, stride_ds, stride_dz,
+    scale, gain_first,
     GROUP_Q: tl.constexpr, GROUP_K: tl.constexpr, D_K: tl.constexpr, D_V: tl.constexpr,
     BLOCK_T: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, COLUMNS_K: tl.constexpr,
     COLUMNS_V: tl.constexpr, HAS_G: tl.constexpr, HAS_W: tl.constexpr, NORMALISE: tl.constexpr,
     HAS_D: tl.constexpr, HAS_FIRST: tl.constexpr, HAS_LAST: tl.constexpr, SAVE_LAST: tl.constexpr,
     LOAD_DELTA: tl.constexpr, TOGETHER: tl.constexpr, MILD: tl.constexpr, K_LIKE_Q: tl.constexpr,
     V_LIKE_Q: tl.constexpr, FLAT_Q: tl.constexpr, FLAT_V: tl.constexpr, FLAT_DO: tl.constexpr,
-    EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    FLAT_DV: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Gradients of one segment of one head: a program for each block of columns of dq, dk and dv, or one for
     dq and one for dk and dv. They stand side by side, so that what they read comes from memory once."""
@@ -39,6 +40,8 @@ def _linear_gradient_kernel(
         stride_v_t = n_head * D_V
     if FLAT_DO:
         stride_do_t = n_head * D_V
+    if FLAT_DV:
+        stride_dv_t = n_head * D_V
     if K_LIKE_Q:
         stride_k_t = stride_q_t
     if V_LIKE_Q:
@@ -51,6 +54,7 @@ def _linear_gradient_kernel(
     head = lane % n_head
     place = lane * n_segment + part
     row_first = batch * seq * n_head + head
+    dv_row_ptr = dv_ptr + batch * stride_dv_b + head * D_V
     q_ptr += batch * stride_q_b + head // GROUP_Q * stride_q_h
     k_ptr += batch * stride_k_b + head // GROUP_K * stride_k_h
     v_ptr += batch * stride_v_b + head * stride_v_h
@@ -103,7 +107,7 @@ def _linear_gradient_kernel(
                 _row_sum(
                     do_ptr, v_ptr, k_ptr, q_ptr, o_ptr, w_ptr, inverse_ptr, high_ptr, low_ptr, delta_ptr,
                     s_ptr, z_ptr, None, None, dq_ptr, None, q_dot_ptr, None, None, stride_do_t, stride_v_t,
-                    stride_k_t, stride_q_t, stride_w_t, n_head, 1, D_V, row_first, n_head, first, stop,
+                    stride_k_t, stride_q_t, stride_w_t, n_head, 0, 1, D_V, row_first, n_head, first, stop,
                     column, skip, scale, 1.0, 1.0, 0.0, D_V, D_K, BLOCK_T, BLOCK_V, COLUMNS_K, "dq", HAS_G,
                     HAS_W, NORMALISE, NORMALISE, False, HAS_G, HAS_FIRST, False, LOAD_DELTA, HARD, EXACT,
                     PRECISION,
@@ -120,7 +124,7 @@ def _linear_gradient_kernel(
                     _row_sum(
                         v_ptr, do_ptr, q_ptr, k_ptr, o_ptr, inverse_ptr, w_ptr, high_ptr, low_ptr, delta_ptr,
                         ds_ptr, dz_ptr, None, dz_last_ptr, dk_ptr, None, k_dot_ptr, dw_ptr, dd_ptr,
-                        stride_v_t, stride_do_t, stride_q_t, stride_k_t, n_head, stride_w_t, 1, D_V,
+                        stride_v_t, stride_do_t, stride_q_t, stride_k_t, n_head, stride_w_t, 0, 1, D_V,
                         row_first, n_head, first, stop, column, skip, scale, gain_first, scale, 0.0, D_V, D_K,
                         BLOCK_T, BLOCK_V, COLUMNS_K, "dk", HAS_G, NORMALISE, HAS_W, NORMALISE, HAS_D, HAS_DOT,
                         HAS_LAST, SAVE_LAST, LOAD_DELTA, HARD, EXACT, PRECISION,
@@ -128,18 +132,18 @@ def _linear_gradient_kernel(
                 if is_dv:
                     _row_sum(
                         k_ptr, q_ptr, do_ptr, None, None, inverse_ptr, w_ptr, high_ptr, low_ptr, None, ds_ptr,
-                        None, ds_last_ptr, None, dv_ptr, None, None, None, None, stride_k_t, stride_q_t,
-                        stride_do_t, 0, n_head, stride_w_t, D_V, 1, row_first, n_head, first, stop, column_v,
-                        skip, scale, gain_first, scale, 0.0, D_K, D_V, BLOCK_T, BLOCK_K, COLUMNS_V, "dv",
-                        HAS_G, NORMALISE, HAS_W, False, HAS_D, False, HAS_LAST, SAVE_LAST, False, HARD, EXACT,
-                        PRECISION,
+                        None, ds_last_ptr, None, dv_row_ptr, None, None, None, None, stride_k_t, stride_q_t,
+                        stride_do_t, 0, n_head, stride_w_t, stride_dv_t, D_V, 1, row_first, n_head, first,
+                        stop, column_v, skip, scale, gain_first, scale, 0.0, D_K, D_V, BLOCK_T, BLOCK_K,
+                        COLUMNS_V, "dv", HAS_G, NORMALISE, HAS_W, False, HAS_D, False, HAS_LAST, SAVE_LAST,
+                        False, HARD, EXACT, PRECISION,
                     )
 
 
 @triton.jit
 @typing.no_type_check
 def _linear_group_sum_kernel(
-    q_part_ptr, k_part_ptr, dq_ptr, dk_ptr, size, width,
+    q_part_ptr, k_part_ptr, dq_ptr, dk_ptr, stride_dq_row, stride_dk_row, size, width, n_head,
     GROUP_Q: tl.constexpr, GROUP_K: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gradients of queries (program axis 1 is 0) and keys that several heads share: sums over heads."""
@@ -151,12 +155,14 @@ def _linear_group_sum_kernel(
         mask = offs < size // GROUP_Q
         for member in tl.static_range(GROUP_Q):
             b_sum += tl.load(q_part_ptr + (row * GROUP_Q + member) * width + column, mask=mask, other=0.0)
-        tl.store(dq_ptr + offs, b_sum.to(dq_ptr.dtype.element_ty), mask=mask)
+        place = row // (n_head // GROUP_Q) * stride_dq_row + row % (n_head // GROUP_Q) * width + column
+        tl.store(dq_ptr + place, b_sum.to(dq_ptr.dtype.element_ty), mask=mask)
     else:
         mask = offs < size // GROUP_K
         for member in tl.static_range(GROUP_K):
             b_sum += tl.load(k_part_ptr + (row * GROUP_K + member) * width + column, mask=mask, other=0.0)
-        tl.store(dk_ptr + offs, b_sum.to(dk_ptr.dtype.element_ty), mask=mask)
+        place = row // (n_head // GROUP_K) * stride_dk_row + row % (n_head // GROUP_K) * width + column
+        tl.store(dk_ptr + place, b_sum.to(dk_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=(*SIZES, "block_stride"))

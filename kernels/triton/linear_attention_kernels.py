@@ -265,7 +265,7 @@ def _linear_output_kernel(
             _row_sum(
                 q_ptr, k_ptr, v_ptr, None, None, w_ptr, None, high_ptr, low_ptr, None, s_ptr, z_ptr,
                 s_last_ptr, z_last_ptr, o_ptr, den_ptr, None, None, None, stride_q_t, stride_k_t, stride_v_t,
-                0, stride_w_t, 0, D_V, 1, row_first, n_head, first, stop, column, skip, scale, 1.0, 1.0, eps,
-                D_K, D_V, BLOCK_T, BLOCK_K, BLOCK_V, "o", HAS_G, HAS_W, False, NORMALISE, HAS_D, False,
+                0, stride_w_t, 0, 0, D_V, 1, row_first, n_head, first, stop, column, skip, scale, 1.0, 1.0,
+                eps, D_K, D_V, BLOCK_T, BLOCK_K, BLOCK_V, "o", HAS_G, HAS_W, False, NORMALISE, HAS_D, False,
                 HAS_FIRST, SAVE_LAST, False, HARD, EXACT, PRECISION,
             )

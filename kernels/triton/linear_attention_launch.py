@@ -142,7 +142,8 @@ def gradients(
     ds: Tensor | None, dz: Tensor | None, last: Tensor | None, last_z: Tensor | None, dq: Tensor, dk: Tensor,
     dv: Tensor, plan: tuple[int, int], scale: float,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
-    """Fill dq, dk, dv and the gradient of the first state (last) if it is given.
+    """Fill dq, dk, dv (whose rows of a position may stand apart) and the gradient of the first state (last)
+    if it is given.
 
     Returns:
         (row products [2 or 3, block, batch, seq, head] of every block of columns: <q, dq>, <k, dk> and, with
@@ -156,8 +157,9 @@ def gradients(
     n_k, n_v = -(-d_k // columns_k), -(-d_v // columns_v)
     # Keys and values of equal width share a program where decays make their rows dear; with weights as well
     # they have no registers for it.
+    flat_dv = dv.is_contiguous()
     same = n_k == n_v == 1 and power_of_two(d_k) == power_of_two(d_v)
-    together = same and sums is not None and inverse is None and w is None and d is None
+    together = same and flat_dv and sums is not None and inverse is None and w is None and d is None
     options = {"dtype": torch.float32, "device": v.device}
     dots = None
     if sums is not None or w is not None:
@@ -168,13 +170,14 @@ def gradients(
         o, w, inverse, *_parts(sums), d, delta, s, z, ds, dz, last, last_z, dq, dk, dv, dots, dd,
         *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *do.stride()[:3],
         *(NO_STRIDES if w is None else w.stride()), heads, seq, *plan, batch * seq * heads,
-        *(_stride(x, plan[0]) for x in (s, z, ds, dz)), scale, 1 / scale if plan[0] == 1 else 1.0,
+        *dv.stride()[:2], *(_stride(x, plan[0]) for x in (s, z, ds, dz)), scale,
+        1 / scale if plan[0] == 1 else 1.0,
         GROUP_Q=heads // q.shape[2], GROUP_K=heads // k.shape[2], D_K=d_k, D_V=d_v,
         BLOCK_T=chunk_length(d_k, d_v, v), BLOCK_K=power_of_two(d_k), BLOCK_V=power_of_two(d_v),
         COLUMNS_K=columns_k, COLUMNS_V=columns_v, HAS_G=sums is not None, HAS_W=w is not None,
         NORMALISE=inverse is not None, HAS_D=d is not None, HAS_FIRST=s is not None,
         HAS_LAST=ds is not None, SAVE_LAST=last is not None, LOAD_DELTA=delta is not None,
-        TOGETHER=together, MILD=MILD[v.dtype], **_shared_offsets(q, k, v, do=do),
+        TOGETHER=together, MILD=MILD[v.dtype], **_shared_offsets(q, k, v, do=do), FLAT_DV=flat_dv,
         **_options(part, d_k, d_v, v),
     )  # fmt: skip
     return dots, dd
@@ -198,16 +201,16 @@ def _stride(state: Tensor | None, n_segment: int) -> int:
     return 0 if state is None else state.stride(2 if n_segment > 1 else 1)
 
 
-def group_sums(parts: list[Tensor], likes: list[Tensor]) -> list[Tensor]:
-    """Gradients [batch seq head d] of queries and keys summed over the heads of each group."""
-    found = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in likes]
-    groups = [part.shape[2] // x.shape[2] for part, x in zip(parts, likes, strict=True)]
-    size, width = parts[0].numel(), parts[0].shape[3]
+def group_sums(parts: list[Tensor], found: list[Tensor]) -> None:
+    """Fill gradients [batch seq group d] of queries and keys, whose positions may stand apart, with sums over
+    the heads of each group."""
+    groups = [part.shape[2] // x.shape[2] for part, x in zip(parts, found, strict=True)]
+    size, width, heads = parts[0].numel(), parts[0].shape[3], parts[0].shape[2]
     launch(
         _linear_group_sum_kernel, (-(-size // (512 * min(groups))), len(parts)), parts[0], parts[-1],
-        found[0], found[-1], size, width, GROUP_Q=groups[0], GROUP_K=groups[-1], BLOCK=512, num_warps=4,
+        found[0], found[-1], found[0].stride(1), found[-1].stride(1), size, width, heads, GROUP_Q=groups[0],
+        GROUP_K=groups[-1], BLOCK=512, num_warps=4,
     )  # fmt: skip
-    return found
 
 
 def decay_gradient(

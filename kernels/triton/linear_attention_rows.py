@@ -92,7 +92,8 @@ def _for_columns(ptr, start, stride, first, stop, BLOCK_T: tl.constexpr):
 def _row_sum(
     a_ptr, b_ptr, c_ptr, t_ptr, o_ptr, w_ptr, u_ptr, high_ptr, low_ptr, delta_ptr, s_ptr, z_ptr, s_last_ptr,
     z_last_ptr, out_ptr, den_ptr, dot_ptr, dw_ptr, dd_ptr,
-    stride_a_t, stride_b_t, stride_c_t, stride_t_t, stride_w_t, stride_u_t, stride_s_r, stride_s_c,
+    stride_a_t, stride_b_t, stride_c_t, stride_t_t, stride_w_t, stride_u_t, stride_out_t, stride_s_r,
+    stride_s_c,
     row_first, n_head, first, stop, column, skip, scale, gain_first, gain_last, eps,
     D_B: tl.constexpr, D_C: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_B: tl.constexpr,
     BLOCK_C: tl.constexpr, CALL: tl.constexpr, HAS_G: tl.constexpr, HAS_W: tl.constexpr,
@@ -101,7 +102,7 @@ def _row_sum(
     EXACT: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """One row of the table, one block of output columns. Pointers are those of the head, of s and z those of
-    the segment."""
+    the segment, of out the first row's for "dv" and the tensor's for others, whose rows have no gaps."""
     REVERSE: tl.constexpr = CALL == "dv" or CALL == "dk"
     # Row products whose differences are summed: half precision keeps what rounding leaves as a second number.
     TWICE: tl.constexpr = HAS_DOT and HAS_G and not EXACT
@@ -268,8 +269,11 @@ def _row_sum(
         b_out *= b_gain[:, None]
         if HAS_D and CALL != "dk":
             b_out += skip * b_c.to(tl.float32)
-        tl.store(out_ptr + row * D_C + offs_t[:, None] * (n_head * D_C) + offs_c[None, :],
-            b_out.to(out_ptr.dtype.element_ty), mask=mask_c)
+        if CALL == "dv":
+            out_ptrs = out_ptr + wide * stride_out_t + offs_t[:, None] * stride_out_t + offs_c[None, :]
+        else:
+            out_ptrs = out_ptr + row * D_C + offs_t[:, None] * (n_head * D_C) + offs_c[None, :]
+        tl.store(out_ptrs, b_out.to(out_ptr.dtype.element_ty), mask=mask_c)
     if SAVE_LAST:
         if CALL != "dk":
             tl.store(s_last_ptr + s_offs, b_s * gain_last, mask=mask_s)

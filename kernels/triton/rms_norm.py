@@ -54,7 +54,7 @@ def _rms_norm_fwd_kernel(
 @typing.no_type_check
 def _rms_norm_bwd_kernel(
     dy_ptr, dtotal_ptr, x_ptr, gate_ptr, w_ptr, scale_ptr, dx_ptr, dgate_ptr, ddelta_ptr, dw_ptr,
-    stride_dy_row, stride_dtotal_row, stride_x_row, stride_gate_row, n_row, width, n_tile,
+    stride_dy_row, stride_dtotal_row, stride_x_row, stride_gate_row, stride_dgate_row, n_row, width, n_tile,
     HAS_GATE: tl.constexpr, HAS_DTOTAL: tl.constexpr, HAS_DDELTA: tl.constexpr, BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):  # fmt: skip
@@ -89,7 +89,8 @@ def _rms_norm_bwd_kernel(
         at = offs_r[:, None] * width + offs_d[None, :]
         if HAS_GATE:
             b_dgate = b_dx * b_x * b_sigmoid * (1 + b_gate * (1 - b_sigmoid))
-            tl.store(dgate_ptr + at, b_dgate, mask=mask)
+            dgate_ptrs = dgate_ptr + offs_r[:, None] * stride_dgate_row + offs_d[None, :]
+            tl.store(dgate_ptrs, b_dgate, mask=mask)
             b_dx = b_dx * b_gate * b_sigmoid
         if HAS_DTOTAL:
             b_dx += b_dtotal
@@ -141,9 +142,10 @@ def _forward(
 
 def _backward(
     dy: Tensor, x: Tensor, gate: Tensor | None, w: Tensor, scale: Tensor, *, dtotal: Tensor | None = None,
-    dtypes: tuple[torch.dtype, torch.dtype] | None = None,
+    dtypes: tuple[torch.dtype, torch.dtype] | None = None, into: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (x, gate, w); the gate's is empty where there is none.
+    """Gradients of (x, gate, w); the gate's is empty where there is none, and written `into` a slice of a
+    wider tensor if that is given.
 
     With `dtypes`, those of x and of what was added to it, x is their sum, dtotal its own gradient, and the
     gradients are of (x, delta, w); delta's is empty where it is that of x.
@@ -156,13 +158,15 @@ def _backward(
     programs = min(n_tile, PROGRAMS if gate is None else 2 * PROGRAMS)
     wanted, other = dtypes or (x.dtype, x.dtype)
     dx = torch.empty(n_row, width, dtype=wanted, device=x.device)
-    second = None if gate is None else torch.empty(n_row, width, dtype=gate.dtype, device=x.device)
+    second = into
+    if into is None and gate is not None:
+        second = torch.empty(n_row, width, dtype=gate.dtype, device=x.device)
     if wanted != other:
         second = torch.empty(n_row, width, dtype=other, device=x.device)
     dw = torch.empty(programs, width, dtype=torch.float32, device=x.device)
     launch(
         _rms_norm_bwd_kernel, (programs,), dy, dtotal, x, gate, w, scale, dx, second, second, dw,
-        dy.stride(0), _stride(dtotal), x.stride(0), _stride(gate), n_row, width, n_tile,
+        dy.stride(0), _stride(dtotal), x.stride(0), _stride(gate), _stride(second), n_row, width, n_tile,
         HAS_GATE=gate is not None, HAS_DTOTAL=dtotal is not None, HAS_DDELTA=wanted != other, **block,
     )  # fmt: skip
     return dx, x.new_empty(0) if second is None else second, column_sums(dw, w.dtype)

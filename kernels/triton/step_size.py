@@ -21,6 +21,20 @@ PROGRAMS = 132
 
 @triton.jit
 @typing.no_type_check
+def _softplus(b_x):
+    """log(1 + exp(x)), with the digits of small results."""
+    # log(1 + u) = 2 artanh(u / (2 + u)) as a series: u = exp(-|x|) may be far below the rounding of 1 + u.
+    b_u = tl.exp(-tl.abs(b_x))
+    b_s = b_u / (2 + b_u)
+    b_q = b_s * b_s
+    b_series = 1 / 13 * b_q + 1 / 11
+    b_series = (b_series * b_q + 1 / 9) * b_q + 1 / 7
+    b_series = ((b_series * b_q + 1 / 5) * b_q + 1 / 3) * b_q + 1
+    return tl.maximum(b_x, 0.0) + 2 * b_s * b_series
+
+
+@triton.jit
+@typing.no_type_check
 def _step_size_fwd_kernel(
     raw_ptr, bias_ptr, dt_ptr, stride_raw_row, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
@@ -30,15 +44,7 @@ def _step_size_fwd_kernel(
     mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
     b_x = tl.load(raw_ptr + offs_r[:, None] * stride_raw_row + offs_c[None, :], mask=mask, other=0.0)
     b_bias = tl.load(bias_ptr + offs_c, mask=offs_c < width, other=0.0).to(tl.float32)
-    b_x = b_x.to(tl.float32) + b_bias[None, :]
-    # log(1 + u) = 2 artanh(u / (2 + u)) as a series: u = exp(-|x|) may be far below the rounding of 1 + u.
-    b_u = tl.exp(-tl.abs(b_x))
-    b_s = b_u / (2 + b_u)
-    b_q = b_s * b_s
-    b_series = 1 / 13 * b_q + 1 / 11
-    b_series = (b_series * b_q + 1 / 9) * b_q + 1 / 7
-    b_series = ((b_series * b_q + 1 / 5) * b_q + 1 / 3) * b_q + 1
-    b_dt = tl.maximum(b_x, 0.0) + 2 * b_s * b_series
+    b_dt = _softplus(b_x.to(tl.float32) + b_bias[None, :])
     tl.store(dt_ptr + offs_r[:, None] * width + offs_c[None, :], b_dt, mask=mask)
 
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from kernels import gated_linear_attention
 from kernels.gated_linear_attention import LinearState
 from kernels.rms_norm import rms_norm
+from kernels.ssd_block import ssd_block
 from models.blocks import working_dtype
 from models.config import Mamba2Config, RopeConfig
 from models.errors import ConfigError
@@ -128,10 +129,14 @@ class Mamba2(Mamba):
         self, x: Float[Tensor, "batch seq d_model"], form: Form, state: Mamba2State | None
     ) -> tuple[Float[Tensor, "batch seq d_model"], Mamba2State]:
         """Output and state; see `Mixer.evaluate`."""
-        z, xBC, dt = self.in_proj(x).split(self._in_widths, -1)
+        packed = self.in_proj(x)
+        start = 0 if state is None else state.length
+        if state is None and form is Form.CHUNKED and self._is_one_operator(packed):
+            y, ssm, conv = self._block(packed)
+            return self._output(y), Mamba2State(ssm=ssm, conv=conv, length=x.shape[1])
+        z, xBC, dt = packed.split(self._in_widths, -1)
         xBC, conv = self._convolve(xBC, None if state is None else state.conv, form)
         scan = self._scan_inputs(self.hook_conv(xBC), dt, hooked=True)
-        start = 0 if state is None else state.length
         before = None if state is None else state.ssm
         if form is Form.CHUNKED:
             y, ssm = self._chunked(scan, before, self.D)
@@ -148,6 +153,35 @@ class Mamba2(Mamba):
         else:
             y = self._normed(y * self.hook_gate(F.silu(z)))
         return self._output(y), Mamba2State(ssm=ssm, conv=conv, length=start + x.shape[1])
+
+    def _is_one_operator(self, packed: Tensor) -> bool:
+        """Whether what lies between the projections is one operator: in training on a GPU, where nothing
+        looks at what is inside."""
+        points = ("conv", "q", "k", "v", "dt", "decay", "gate", "z")
+        return (
+            packed.is_cuda
+            and torch.is_grad_enabled()
+            and self.norm is not None
+            and self.n_groups == 1
+            and self.config.dt_limits is None
+            and not attached(*(getattr(self, f"hook_{name}") for name in points))
+        )
+
+    def _block(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What lies between the projections, of a sequence from its start: output, states of scan and
+        convolution."""
+        return ssd_block(
+            packed,
+            self.conv1d.weight[:, 0],
+            self.conv1d.bias,
+            self.dt_bias,
+            self.A_log,
+            self.D,
+            self.norm.weight,
+            n_groups=self.n_groups,
+            eps=self.norm.eps,
+            dtype=working_dtype(packed),
+        )
 
     def _scan_inputs(self, xBC: Tensor, dt: Tensor, *, hooked: bool) -> _Scan:
         x, B, C = xBC.split(self._conv_widths, -1)

@@ -21,6 +21,7 @@ from kernels import (
     selective_scan,
     softmax_attention,
     ssd,
+    ssd_block,
     step_size,
 )
 from kernels import gated_linear_attention as linear
@@ -75,6 +76,15 @@ CALLS = {
         rms_norm.add_rms_norm,
         {"x": heads, "delta": heads, "w": torch.ones(3), "eps": 1e-5},
         "",
+    ),
+    "ssd block": (
+        ssd_block.ssd_block,
+        {
+            "packed": torch.randn(2, 5, 26, generator=g), "conv_weight": torch.ones(16, 4),
+            "dt_bias": torch.zeros(2), "A_log": torch.zeros(2), "D": torch.ones(2), "gain": torch.ones(8),
+            "n_groups": 1, "eps": 1e-5, "conv_bias": None,
+        },
+        "conv_bias",
     ),
     "rotation": (
         rotation.rotate,

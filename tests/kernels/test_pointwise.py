@@ -51,7 +51,7 @@ def test_kernels_compile_without_spills(capability):
     pytest.importorskip("triton")
     from kernels_compile_only import compile_only
 
-    from kernels.triton import feature_maps, step_size
+    from kernels.triton import feature_maps, step_decay, step_size
     from kernels.triton import gated_silu as silu
     from kernels.triton import rms_norm as norm
     from kernels.triton import rotation as turn
@@ -74,7 +74,11 @@ def test_kernels_compile_without_spills(capability):
         feature_maps._backward(x, feature_maps._forward(x))
         bias = torch.empty(512)
         step_size._backward(step_size._forward(x, bias), x, bias)
-    assert len({u.kernel for u in found}) == 10
+        for width in (8, 512):
+            x, bias = torch.empty(256, width, dtype=torch.bfloat16), torch.empty(width)
+            dt, g = step_decay._forward(x, bias, bias)
+            step_decay._backward(dt, g, x, bias, bias, g, torch.empty_like(x))
+    assert len({u.kernel for u in found}) == 12
     assert [u for u in found if u.stack] == []
 
 

@@ -87,6 +87,27 @@ def test_autocast(name):
     assert error < 0.1, parameter
 
 
+@pytest.mark.parametrize(("autocast", "bound"), [(False, 2e-5), (True, 3e-2)])
+def test_mamba2_in_one_operator(autocast, bound, monkeypatch):
+    """The same gradients as by one operator after the other, which a hook inside brings back."""
+    from models.mixers.mamba2 import Mamba2
+
+    model = build("mamba2", n_layers=2)
+    with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        loss, gradients = step(model)
+        model.blocks[0].attn.hook_gate.add_hook(lambda x, hook: x)
+        model.blocks[1].attn.hook_q.add_hook(lambda x, hook: x)
+        hooked_loss, hooked = step(model)
+        model.reset_hooks()
+        monkeypatch.setattr(Mamba2, "_is_one_operator", lambda self, packed: False)
+        plain_loss, plain = step(model)
+    assert float(loss) == pytest.approx(float(plain_loss), rel=bound / 10)
+    assert float(hooked_loss) == pytest.approx(float(plain_loss), rel=bound / 10)
+    for found in (gradients, hooked):
+        error, parameter = largest_error(found, plain)
+        assert error < bound, parameter
+
+
 @pytest.mark.parametrize("name", MIXERS)
 @pytest.mark.parametrize("autocast", [False, True])
 def test_checkpointed_blocks_give_the_same_gradients_in_less_memory(name, autocast):

@@ -16,7 +16,7 @@ from kernel_operator_inputs import CHECKS, differentiable, every_operator
 
 def test_every_operator():
     arguments = every_operator("cpu", torch.float32)
-    assert len(arguments) == 13
+    assert len(arguments) == 17
     for name, given in arguments.items():
         operator = getattr(torch.ops.beyond_softmax, name).default
         own = differentiable(given) if name in ("softmax_attention", "linear_attention", "selective_scan",
