@@ -7,7 +7,7 @@ import torch
 
 # Importing them registers their operators.
 for _name in ("softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "decode",
-              "decode_attention", "edges"):  # fmt: skip
+              "decode_attention", "edges", "linear_cross_entropy"):  # fmt: skip
     importlib.import_module(f"kernels.triton.{_name}")
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -28,6 +28,8 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
     s = randn(1, 2, 16, 16, of=torch.float32)
     o, lse = ops.softmax_attention(q, q, q, None, 0.3, 0)
     found = ops.linear_attention(q, q, q, g, None, None, None, None, 1.0, False, 0.0)
+    target, rows, classes = labels[0].long(), q[0, :, 0], randn(5, 16)
+    _, pull = ops.linear_cross_entropy(rows, classes, None, target, True)
     _, _, kept, total = ops.selective_scan(u, u, a, b, b, None, u, None, True)
     return {
         "softmax_attention": (q, q, q, randn(2), 0.3, 9),
@@ -40,6 +42,8 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
         "selective_scan_backward": (u, None, u, u, a, b, b, None, u, kept, total),
         "causal_conv": (u, weight, weight[:, 0].contiguous(), None, True),
         "causal_conv_backward": (u, None, u, weight, None, None, True),
+        "linear_cross_entropy": (rows, classes, classes[:, 0].contiguous(), target, True),
+        "linear_cross_entropy_backward": (g[0, :, 0], rows, classes, None, pull, True, True, False),
         "linear_step": (q[:, 0], q[:, 0], q[:, 0], g[:, 0], None, s, None, 1.0, False, 0.0),
         "scan_step": (u[:, 0], u[:, 0], a, b[:, 0], b[:, 0], None, None, randn(1, 8, 4, of=torch.float32)),
         "conv_step": (u[:, 0], weight, None, u[:, :3], True),

@@ -15,7 +15,7 @@ from kernels.triton.ops import differentiable, differentiable_once, operators, r
 OPERATOR = "cross_entropy"
 # Classes of a row that a program takes at a time where it cannot hold the row, and that it can hold.
 LARGEST_BLOCK = 4096
-LARGEST_HELD = 32_768
+LARGEST_HELD = 16_384
 
 
 @triton.jit
@@ -108,7 +108,8 @@ def losses_of_rows(
     loss, lse = (torch.empty(n, dtype=torch.float32, device=logits.device) for _ in range(2))
     held = n_class <= LARGEST_HELD
     block = power_of_two(n_class) if held else LARGEST_BLOCK
-    warps = max(1, min(16, block // 1024)) if held else 8
+    # 32 numbers to a thread.
+    warps = max(1, block // 1024) if held else 8
     launch(
         _cross_entropy_fwd_kernel, (n,), logits, target, loss, lse, logits.stride(0), n_class,
         n_readable or n_class, OVERWRITE=overwrite, HELD=held, BLOCK_V=block, num_warps=warps,
