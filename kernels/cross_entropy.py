@@ -63,11 +63,6 @@ def _check(logits: Tensor, target: Tensor) -> None:
 
 def check_target(operator: str, target: Tensor, n_row: int) -> None:
     """Raise KernelError for a target that is no int64 tensor [row]."""
-    check_target(OPERATOR, target, sizes["row"])
-
-
-def check_target(operator: str, target: Tensor, n_row: int) -> None:
-    """Raise KernelError for a target that is no int64 tensor [row]."""
     if not isinstance(target, Tensor):
         raise KernelError(f"{operator}: target is a {type(target).__name__}, accepted is a tensor [row]")
     if target.dtype != torch.int64 or target.shape != (n_row,):

@@ -3,7 +3,6 @@
 loss_i = log sum_v exp(l_iv) - l_it, l = x W^T + b, t the row's target. A row of target -1 counts for nothing.
 """
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F

@@ -53,8 +53,7 @@ class Unembed(nn.Module):
     def losses(
         self, x: Float[Tensor, "*batch d_model"], target: Int[Tensor, "*batch"]
     ) -> Float[Tensor, "*batch"]:
-        """Cross entropy of the logits, in nats, float32; 0 where the target is -1. Hooks of this module do not
-        fire."""
+        """Cross entropy of the logits, in nats; 0 where the target is -1. This module's hooks do not fire."""
         flat = linear_cross_entropy(x.flatten(0, -2), self.W_U.T, target.flatten(), bias=self.b_U)
         return flat.view(target.shape)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kernels.checks import without_autocast
 from kernels.triton.cross_entropy import losses_of_rows
-from kernels.triton.launch import check_dtype, rows
+from kernels.triton.launch import check_dtype
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
 OPERATOR = "linear_cross_entropy"
@@ -50,7 +50,7 @@ def _backward(
     dloss: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, pull: Tensor,
     for_x: bool, for_weight: bool, for_bias: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of (x, weight, bias), those not asked for empty; `pull` is d loss / d logits in aligned rows."""
+    """Gradients of (x, weight, bias), those not asked for empty; pull: d loss / d logits, aligned."""
     pull = pull[:, : weight.shape[0]]
     dx, dweight, dbias = _fake_backward(dloss, x, weight, bias, pull, for_x, for_weight, for_bias)
     if for_x:
