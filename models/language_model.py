@@ -88,7 +88,8 @@ class LanguageModel(LensSurface):
             tokens: Ids in 0..d_vocab-1; text where the model has a tokenizer; the residual stream
                 [batch seq d_model] with `start_at_layer` (then only "logits" can be returned).
             return_type: "logits" [batch seq d_vocab], "loss" (next-token cross entropy in nats, a mean),
-                "both" as a pair, or None to run for the hooks alone.
+                "both" as a pair, or None to run for the hooks alone. On a GPU, in CHUNKED and without a hook
+                on `unembed`, "loss" is one operator (`kernels.linear_cross_entropy`).
             loss_per_token: Give the loss as [batch seq-1] instead of its mean.
             form: None is CHUNKED, and inside `hooks()` the form of the context.
             start_at_layer, stop_at_layer: Run these blocks only; with `stop_at_layer` the residual stream
