@@ -67,9 +67,9 @@ def _backward(
 
 
 def _scale(dloss: Tensor) -> Tensor:
-    """A power of two near the largest magnitude, found on the device; dividing by it rounds nothing."""
+    """A power of two just above the largest magnitude, found on the device; dividing by it rounds nothing."""
     largest = torch.cat((dloss.abs(), dloss.new_zeros(1))).amax()
-    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)
+    return torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent)
 
 
 def _pulled(pull: Tensor, x: Tensor, scale: Tensor | None, like: Tensor) -> Tensor:
