@@ -6,7 +6,7 @@ Small models are bound by the launch of their many small kernels; a graph launch
 import torch
 from torch import nn
 
-from experiments.objective import autocast, token_losses
+from experiments.objective import autocast, model_losses
 from experiments.optimiser import clip_gradients
 
 # PyTorch asks for a few eager runs on a side stream before a capture.
@@ -53,8 +53,8 @@ class GraphedStep:
     def _body(self) -> tuple[torch.Tensor, torch.Tensor]:
         # Casts cached outside the graph would be stale in a replay.
         with autocast(self._device, self._precision, cached=False):
-            logits = self._model(self._tokens, return_type="logits")
-        loss = (token_losses(logits, self._tokens) * self._weights).sum()
+            losses = model_losses(self._model, self._tokens)
+        loss = (losses * self._weights).sum()
         loss.backward()
         norm = clip_gradients(self._model, self._clip)
         self._optimiser.step()

@@ -1,25 +1,37 @@
 """The training loss, and what a model's losses are on held-out windows."""
 
 import contextlib
+from collections.abc import Callable
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from experiments.data.batch import Batch
-from kernels.cross_entropy import NO_TARGET, cross_entropy
+from kernels.cross_entropy import cross_entropy
+from models.next_token import next_tokens
 
 
 def token_losses(
     logits: Float[Tensor, "batch seq d_vocab"], tokens: Int[Tensor, "batch seq"]
 ) -> Float[Tensor, "batch seq-1"]:
     """Loss of each token after the first, in nats, float32; entry i is about the token at place i + 1."""
-    # The last place has no target; leaving its logits out would copy all the others.
-    target = F.pad(tokens[:, 1:], (0, 1), value=NO_TARGET)
-    flat = cross_entropy(logits.flatten(0, 1), target.flatten())
+    flat = cross_entropy(logits.flatten(0, 1), next_tokens(tokens).flatten())
     return flat.view(tokens.shape)[:, :-1]
+
+
+def model_losses(
+    model: Callable[..., Tensor], tokens: Int[Tensor, "batch seq"]
+) -> Float[Tensor, "batch seq-1"]:
+    """`token_losses` of a model, or of a clamped one, at `tokens`.
+
+    On a GPU the model gives them itself, without keeping logits and their gradient both. On a CPU they come
+    from its logits, so that runs begun before are resumed bit for bit.
+    """
+    if tokens.is_cuda and isinstance(model, nn.Module):
+        return model(tokens, return_type="loss", loss_per_token=True)
+    return token_losses(model(tokens, return_type="logits"), tokens)
 
 
 def loss_weights(batch: Batch) -> Float[np.ndarray, "batch seq-1"]:
@@ -55,8 +67,7 @@ def evaluate(
     for start in range(0, len(held_out.tokens), batch):
         tokens = torch.from_numpy(held_out.tokens[start : start + batch]).to(device)
         with autocast(device, precision):
-            logits = model(tokens, return_type="logits")
-        parts.append(token_losses(logits, tokens).cpu().numpy())
+            parts.append(model_losses(model, tokens).cpu().numpy())
     losses = np.concatenate(parts).astype(np.float64)
     values = {"held_out_loss_nats": float((losses * loss_weights(held_out)).sum())}
     if held_out.repeated is not None and held_out.repeated[:, 1:].any():

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from experiments.clamping import clamped
 from experiments.config import ExperimentConfig
-from experiments.objective import autocast, token_losses
+from experiments.objective import autocast, model_losses
 from experiments.optimiser import clip_gradients
 from experiments.placement import Placement
 from models.errors import ConfigError
@@ -52,8 +52,8 @@ def _eager_step(
 
     def backward(tokens: Tensor, weights: Tensor) -> Tensor:
         with autocast(device, training.precision):
-            logits = forward(tokens, return_type="logits")
-        loss = (token_losses(logits, tokens) * weights).sum()
+            losses = model_losses(forward, tokens)
+        loss = (losses * weights).sum()
         # DistributedDataParallel averages gradients; the weights already sum to 1 over all processes.
         (loss * placement.n_processes).backward()
         return loss.detach()

@@ -30,6 +30,7 @@ TRITON_OPERATORS = frozenset(
         "cross_entropy",
         "elu_plus_one",
         "gated_silu",
+        "linear_cross_entropy",
         "rms_norm",
         "rotation",
         "ssd_block",
@@ -242,6 +243,12 @@ def accumulation_dtype(*tensors: Tensor | None) -> torch.dtype:
     """float64 if any tensor is float64 (or complex128), else float32."""
     wide = (torch.float64, torch.complex128)
     return torch.float64 if any(t is not None and t.dtype in wide for t in tensors) else torch.float32
+
+
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What projections of x work in: under autocast its dtype (float64 stays), else that of x."""
+    autocast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
 
 
 def without_autocast(function: Callable[P, R]) -> Callable[P, R]:

@@ -58,10 +58,15 @@ def cross_entropy(
 def _check(logits: Tensor, target: Tensor) -> None:
     check_present(OPERATOR, logits=logits, target=target)
     sizes = check_axes(OPERATOR, {"logits": (logits, "row d_vocab")})
+    check_target(OPERATOR, target, sizes["row"])
+
+
+def check_target(operator: str, target: Tensor, n_row: int) -> None:
+    """Raise KernelError for a target that is no int64 tensor [row]."""
     if not isinstance(target, Tensor):
-        raise KernelError(f"{OPERATOR}: target is a {type(target).__name__}, accepted is a tensor [row]")
-    if target.dtype != torch.int64 or target.shape != (sizes["row"],):
+        raise KernelError(f"{operator}: target is a {type(target).__name__}, accepted is a tensor [row]")
+    if target.dtype != torch.int64 or target.shape != (n_row,):
         raise KernelError(
-            f"{OPERATOR}: target has shape {tuple(target.shape)} and dtype {target.dtype}, "
-            f"accepted is [{sizes['row']}] of torch.int64"
+            f"{operator}: target has shape {tuple(target.shape)} and dtype {target.dtype}, "
+            f"accepted is [{n_row}] of torch.int64"
         )

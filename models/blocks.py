@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from kernels.checks import working_dtype
 from kernels.gated_silu import gated_silu
 from kernels.rms_norm import add_rms_norm, rms_norm
 from models.config import LanguageModelConfig, MLPConfig
@@ -95,12 +96,6 @@ class Norm(nn.Module):
         scale = self.hook_scale((x.square().mean(-1, keepdim=True) + self.eps).sqrt())
         y = self.hook_normalized(x / scale) * self.w
         return (y if self.b is None else y + self.b).to(self.w.dtype)
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """What the projections after a norm work in: under autocast its dtype, so that nothing is cast again."""
-    autocast = torch.is_autocast_enabled(x.device.type)
-    return torch.get_autocast_dtype(x.device.type) if autocast else x.dtype
 
 
 class NoNorm(nn.Identity):

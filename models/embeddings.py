@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from kernels.linear_cross_entropy import linear_cross_entropy
 from models.config import LanguageModelConfig
 
 
@@ -48,3 +49,17 @@ class Unembed(nn.Module):
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         return F.linear(x, self.W_U.T, self.b_U)
+
+    def losses(
+        self, x: Float[Tensor, "*batch d_model"], target: Int[Tensor, "*batch"]
+    ) -> Float[Tensor, "*batch"]:
+        """Cross entropy of the logits, in nats; 0 where the target is -1. This module's hooks do not fire."""
+        flat = linear_cross_entropy(x.flatten(0, -2), self.W_U.T, target.flatten(), bias=self.b_U)
+        return flat.view(target.shape)
+
+    @property
+    def is_hooked(self) -> bool:
+        """Whether something looks at the logits, or at what they are made of."""
+        return bool(
+            self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
+        )

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from models.lens_config import LensConfig
 from models.lens_surface import LensSurface
 from models.mixers import make_mixer
 from models.model_state import ModelState, check_state
+from models.next_token import check_two, next_token_loss, next_tokens
 from models.whole import is_whole
 
 RETURN_TYPES = ("logits", "loss", "both", None)
@@ -88,7 +88,8 @@ class LanguageModel(LensSurface):
             tokens: Ids in 0..d_vocab-1; text where the model has a tokenizer; the residual stream
                 [batch seq d_model] with `start_at_layer` (then only "logits" can be returned).
             return_type: "logits" [batch seq d_vocab], "loss" (next-token cross entropy in nats, a mean),
-                "both" as a pair, or None to run for the hooks alone.
+                "both" as a pair, or None to run for the hooks alone. On a GPU, in CHUNKED and without a hook
+                on `unembed`, "loss" is one operator (`kernels.linear_cross_entropy`).
             loss_per_token: Give the loss as [batch seq-1] instead of its mean.
             form: None is CHUNKED, and inside `hooks()` the form of the context.
             start_at_layer, stop_at_layer: Run these blocks only; with `stop_at_layer` the residual stream
@@ -125,7 +126,16 @@ class LanguageModel(LensSurface):
         if stop_at_layer is not None:
             return added(resid, delta)
         final = normed_sum(self.ln_final, resid, delta)[1]
+        # Other forms have second derivatives; on a CPU the numbers of earlier reports stay.
+        if return_type == "loss" and final.is_cuda and form is Form.CHUNKED and not self.unembed.is_hooked:
+            losses = self._fused_losses(final, tokens)
+            return losses if loss_per_token else losses.mean()
         return self._output(final, tokens, return_type, loss_per_token)
+
+    def _fused_losses(self, final: Tensor, tokens: Tensor) -> Tensor:
+        """Losses [batch seq-1] without logits that anything could look at."""
+        check_two(tokens)
+        return self.unembed.losses(final, next_tokens(tokens))[:, :-1]
 
     def _output(self, final: Tensor, tokens: Tensor, return_type: str | None, per_token: bool) -> Any:
         if return_type == "loss":
@@ -265,23 +275,3 @@ class LanguageModel(LensSurface):
         from models.generation import generate
 
         return generate(self, tokens, max_new_tokens, **options)
-
-
-def next_token_loss(
-    logits: Float[Tensor, "batch seq_less_1 d_vocab"],
-    tokens: Int[Tensor, "batch seq"],
-    *,
-    per_token: bool = False,
-) -> Tensor:
-    """Cross entropy, in nats, of each token given those before it: the mean, or [batch seq-1] with
-    `per_token`.
-
-    Raises:
-        ConfigError: a single token, of which nothing is predicted.
-    """
-    if tokens.shape[1] < 2:
-        raise ConfigError("a loss needs at least 2 tokens in each sequence")
-    flat = logits.flatten(0, 1)
-    flat = flat.float() if flat.dtype.itemsize < 4 else flat
-    loss = F.cross_entropy(flat, tokens[:, 1:].flatten(), reduction="none" if per_token else "mean")
-    return loss.view(tokens.shape[0], -1) if per_token else loss

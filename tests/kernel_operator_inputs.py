@@ -7,7 +7,7 @@ import torch
 
 # Importing them registers their operators.
 for _name in ("softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "decode",
-              "decode_attention", "edges", "rms_norm", "ssd_block"):  # fmt: skip
+              "decode_attention", "edges", "rms_norm", "ssd_block", "linear_cross_entropy"):  # fmt: skip
     importlib.import_module(f"kernels.triton.{_name}")
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -28,6 +28,8 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
     s = randn(1, 2, 16, 16, of=torch.float32)
     o, lse = ops.softmax_attention(q, q, q, None, 0.3, 0)
     found = ops.linear_attention(q, q, q, g, None, None, None, None, 1.0, False, 0.0)
+    target, rows, classes = labels[0].long(), q[0, :, 0], randn(5, 16)
+    _, pull = ops.linear_cross_entropy(rows, classes, None, target, True)
     _, _, kept, total = ops.selective_scan(u, u, a, b, b, None, u, None, True)
     # Two heads of 16, one group of 4 states: a gate of 32 columns, 40 channels, 2 steps.
     packed, rates, gain = randn(1, 70, 74), randn(2, of=torch.float32), randn(32, of=torch.float32)
@@ -52,6 +54,8 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
         ),
         "ssd_block": (*block, 1, 1e-5, dtype),
         "ssd_block_backward": (y, None, None, *block, last, *saved, 1),
+        "linear_cross_entropy": (rows, classes, classes[:, 0].contiguous(), target, True),
+        "linear_cross_entropy_backward": (g[0, :, 0], rows, classes, None, pull, True, True, False),
         "linear_step": (q[:, 0], q[:, 0], q[:, 0], g[:, 0], None, s, None, 1.0, False, 0.0),
         "scan_step": (u[:, 0], u[:, 0], a, b[:, 0], b[:, 0], None, None, randn(1, 8, 4, of=torch.float32)),
         "conv_step": (u[:, 0], weight, None, u[:, :3], True),

@@ -43,8 +43,8 @@ def _step_decay_fwd_kernel(
 @triton.jit
 @typing.no_type_check
 def _step_decay_bwd_kernel(
-    ddt_ptr, dg_ptr, raw_ptr, bias_ptr, a_ptr, g_ptr, draw_ptr, part_ptr, stride_raw_row, stride_draw_row,
-    n_row, width, n_tile,
+    ddt_ptr, dg_ptr, raw_ptr, bias_ptr, a_ptr, g_ptr, draw_ptr, dbias_ptr, da_ptr, stride_raw_row,
+    stride_draw_row, n_row, width, n_tile,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Every n_program-th tile of rows of a block of heads; this program's share of the gradients of bias and
@@ -69,9 +69,9 @@ def _step_decay_bwd_kernel(
         b_dbias += b_draw
         b_da += b_dg * b_g
         tl.store(draw_ptr + offs_r[:, None] * stride_draw_row + offs_c[None, :], b_draw, mask=mask)
-    part_ptr += tl.program_id(0) * 2 * width + offs_c
-    tl.store(part_ptr, tl.sum(b_dbias, 0), mask=mask_c)
-    tl.store(part_ptr + width, tl.sum(b_da, 0), mask=mask_c)
+    at_part = tl.program_id(0) * width + offs_c
+    tl.store(dbias_ptr + at_part, tl.sum(b_dbias, 0), mask=mask_c)
+    tl.store(da_ptr + at_part, tl.sum(b_da, 0), mask=mask_c)
 
 
 def _block(width: int, size: int) -> dict[str, int]:
@@ -98,9 +98,8 @@ def _backward(
     block = _block(width, 2048)
     n_tile = -(-n_row // block["BLOCK_R"])
     programs = min(n_tile, PROGRAMS)
-    parts = torch.empty(programs, 2 * width, dtype=torch.float32, device=raw.device)
+    parts = [torch.empty(programs, width, dtype=torch.float32, device=raw.device) for _ in range(2)]
     grid = (programs, -(-width // block["BLOCK_C"]))
     sizes = (raw.stride(0), draw.stride(0), n_row, width, n_tile)
-    launch(_step_decay_bwd_kernel, grid, ddt, dg, raw, bias, a_log, g, draw, parts, *sizes, **block)
-    dbias, da_log = column_sums(parts, torch.float32).split(width)
-    return dbias.to(bias.dtype), da_log.to(a_log.dtype)
+    launch(_step_decay_bwd_kernel, grid, ddt, dg, raw, bias, a_log, g, draw, *parts, *sizes, **block)
+    return column_sums(parts[0], bias.dtype), column_sums(parts[1], a_log.dtype)

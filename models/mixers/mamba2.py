@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kernels import gated_linear_attention
+from kernels.checks import working_dtype
 from kernels.gated_linear_attention import LinearState
 from kernels.rms_norm import rms_norm
 from kernels.ssd_block import ssd_block
-from models.blocks import working_dtype
 from models.config import Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form

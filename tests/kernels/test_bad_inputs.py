@@ -15,6 +15,7 @@ from kernels import (
     delta_rule,
     feature_maps,
     gated_silu,
+    linear_cross_entropy,
     rms_norm,
     rotation,
     s4d,
@@ -94,6 +95,11 @@ CALLS = {
     "step size": (step_size.step_size, {"raw": u, "bias": torch.ones(3)}, ""),
     "gated SiLU": (gated_silu.gated_silu, {"gate": u, "x": u}, ""),
     "ELU + 1": (feature_maps.elu_plus_one, {"x": u}, ""),
+    "linear cross entropy": (
+        linear_cross_entropy.linear_cross_entropy,
+        {"x": u[0], "weight": torch.ones(7, 3), "target": torch.zeros(5).long()},
+        "bias",
+    ),
     "cross entropy": (cross_entropy.cross_entropy, {"logits": table, "target": torch.zeros(3).long()}, ""),
 }
 JUNK = (None, [1.0], 3.0, "x", heads.int(), heads.to(torch.complex64), torch.ones(1, 1, 1, 1, 1, 1))

@@ -43,7 +43,7 @@ def test_kernels_compile_without_spills(capability):
 
     with compile_only(capability) as found:
         for dtype in (torch.bfloat16, torch.float32):
-            for n_class in (64, 8192):
+            for n_class in (64, 8191, 8192, fused.LARGEST_HELD, fused.LARGEST_HELD + 1):
                 logits, target = torch.empty(4, n_class, dtype=dtype), torch.empty(4, dtype=torch.int64)
                 loss, lse = fused._forward(logits, target)
                 fused._backward(loss, logits, target, lse)

@@ -28,7 +28,7 @@ MIXERS = {
 }
 
 
-def build(name: str, n_layers: int = 1) -> LanguageModel:
+def build(name: str, n_layers: int = 1, **options) -> LanguageModel:
     """A model of width 64 in training mode, with weights large enough that every path matters."""
     rope = {"positions": "rope", "rope": RopeConfig()} if name == "softmax" else {}
     config = LanguageModelConfig(
@@ -40,6 +40,7 @@ def build(name: str, n_layers: int = 1) -> LanguageModel:
         mlp=MLPConfig(d_mlp=128, act="silu", gated=True),
         init_std=0.1,
         **rope,
+        **options,
     )
     return LanguageModel(config).cuda().train()
 
@@ -122,6 +123,51 @@ def test_checkpointed_blocks_give_the_same_gradients_in_less_memory(name, autoca
         assert largest_error(recomputed, gradients)[0] < 1e-6
         del recomputed
         assert peak(model) < plain
+
+
+ENDS = {"own": {}, "bias": {"unembed_bias": True}, "tied": {"tied": True}}
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_the_loss_is_that_of_the_logits(end, dtype):
+    """The fused loss beside the one that a hook on the unembedding asks for: losses, means and gradients."""
+    model = build("softmax", **ENDS[end])
+    found, fired = [], []
+    for hooked in (False, True):
+        if hooked:
+            model.unembed.register_forward_hook(lambda module, args, logits: fired.append(logits.dtype))
+        with torch.autocast("cuda", dtype or torch.bfloat16, enabled=dtype is not None):
+            loss, gradients = step(model)
+            with torch.no_grad():
+                losses = model(tokens(), return_type="loss", loss_per_token=True)
+                logits = model(tokens())
+        assert losses.shape == (4, 129) and losses.dtype == torch.float32
+        assert float(losses.mean()) == pytest.approx(float(loss), rel=1e-5)
+        found.append((losses, gradients))
+    # The mean, the losses and the logits, all with the hook.
+    assert fired == [dtype or torch.float32] * 3
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].float().transpose(1, 2), tokens()[:, 1:], reduction="none"
+    )
+    # A logit on the border between two numbers may be rounded either way.
+    atol = 1e-4 if dtype is None else 2e-2
+    torch.testing.assert_close(found[0][0], expected, atol=atol, rtol=1e-4)
+    error, parameter = largest_error(found[0][1], found[1][1])
+    assert error < (1e-4 if dtype is None else 0.1), parameter
+
+
+def test_other_forms_have_second_derivatives_and_the_chunked_one_refuses_by_name():
+    model = build("softmax")
+    weight = model.unembed.weight
+    for form in ("parallel", "chunked"):
+        loss = model(tokens(1, 20), return_type="loss", form=form)
+        (slope,) = torch.autograd.grad(loss, weight, create_graph=True)
+        if form == "parallel":
+            assert torch.autograd.grad(slope.square().sum(), weight)[0].abs().max() > 0
+            continue
+        with pytest.raises(ValueError, match="linear_cross_entropy_backward: second derivatives"):
+            torch.autograd.grad(slope.square().sum(), weight)
 
 
 def peak(model) -> int:

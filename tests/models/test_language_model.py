@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from models import ConfigError, Form, LanguageModel
+from models.next_token import next_tokens
 
 NAMES = list(language_models.CONFIGS)
 EXACT = {"rtol": 0, "atol": 1e-10}
@@ -69,6 +70,27 @@ def test_loss_is_the_cross_entropy_of_the_next_token():
     assert_close(model(tokens, return_type="loss"), expected.mean(), **EXACT)
     assert_close(model(tokens, return_type="loss", loss_per_token=True), expected, **EXACT)
     assert model(tokens, return_type=None) is None
+
+
+@pytest.mark.parametrize("name", ["gpt2", "plain", "softmax"])
+def test_the_unembedding_gives_the_losses_of_its_logits(name):
+    """Tied, with a bias and without; the last place has no target."""
+    model = language_models.build(name)
+    tokens = language_models.tokens(3, 7)
+    final = model(tokens, stop_at_layer=model.config.n_layers)
+    losses = model.unembed.losses(model.ln_final(final), next_tokens(tokens))
+    assert losses.shape == (3, 7) and not losses[:, -1].any()
+    assert_close(losses[:, :-1], model(tokens, return_type="loss", loss_per_token=True), **EXACT)
+
+
+@pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
+def test_the_unembedding_says_whether_something_looks_at_it(kind):
+    unembed = language_models.build("plain").unembed
+    assert not unembed.is_hooked
+    handle = getattr(unembed, f"register_{kind}_hook")(lambda *args: None)
+    assert unembed.is_hooked
+    handle.remove()
+    assert not unembed.is_hooked
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "hybrid", "plain"])

@@ -58,7 +58,7 @@ class Contender:
 
 def ours(kind: str, shape: Shape) -> Contender:
     """Our language model, its loss as `train-lm` computes it."""
-    from experiments.objective import token_losses
+    from experiments.objective import model_losses
     from models import LanguageModel, LanguageModelConfig
     from models.config import (
         LinearAttentionConfig,
@@ -90,7 +90,7 @@ def ours(kind: str, shape: Shape) -> Contender:
             **options,
         )
     )
-    return Contender(model=model, loss=lambda x: token_losses(model(x, return_type="logits"), x).mean())
+    return Contender(model=model, loss=lambda x: model_losses(model, x).mean())
 
 
 def peer_name(kind: str) -> str:

@@ -18,6 +18,7 @@ from kernels.cross_entropy import cross_entropy
 from kernels.feature_maps import elu_plus_one
 from kernels.gated_linear_attention import gated_linear_attention
 from kernels.gated_silu import gated_silu
+from kernels.linear_cross_entropy import linear_cross_entropy
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotation import rotate
 from kernels.selective_scan import selective_scan
@@ -36,6 +37,9 @@ CALLS = {
     )[0],
     "causal_conv": lambda x: causal_conv(x[:, :, 0], x[0, :, 0, :4][:1].expand(16, 4), **TRITON)[0],
     "cross_entropy": lambda x: cross_entropy(x[0, :, 0], TARGET, **TRITON),
+    "linear_cross_entropy": lambda x: linear_cross_entropy(
+        x[0, :, 0], x[0, :, 1], TARGET, bias=x[0, :, 1, 0], **TRITON
+    ),
     "elu_plus_one": lambda x: elu_plus_one(x, **TRITON),
     "gated_silu": lambda x: gated_silu(x, x, **TRITON),
     "rms_norm": lambda x: rms_norm(x, x[0, 0, 0], eps=1e-5, gate=x, **TRITON),

@@ -16,8 +16,10 @@ from kernels.triton import cross_entropy as fused
 
 
 @pytest.mark.parametrize("n_class", [2, 37, 64, 130])
-def test_losses_and_gradients(n_class, monkeypatch):
-    # Blocks smaller than a row, so that the running maximum is carried.
+@pytest.mark.parametrize("held", [False, True])
+def test_losses_and_gradients(n_class, held, monkeypatch):
+    # Rows that a program holds, and blocks smaller than a row, so that the running maximum is carried.
+    monkeypatch.setattr(fused, "LARGEST_HELD", 1000 * held)
     monkeypatch.setattr(fused, "LARGEST_BLOCK", 64)
     torch.manual_seed(0)
     logits = 5 * torch.randn(9, 2 * n_class)[:, ::2]
