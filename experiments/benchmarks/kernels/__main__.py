@@ -4,7 +4,7 @@ experiments.benchmarks.kernels
     --check         every output and gradient against float64
     --time          device time (CUDA graph), host time, memory, cold start, share of the measured ceiling and
                     error, beside the peers
-    --only A,B      some of: softmax, linear, scan, conv, split, tables, decode, edges
+    --only A,B      some of: softmax, linear, scan, conv, block, split, tables, decode, edges
     --workers N     compile the peers' candidates in N processes first; alone their tuning takes minutes
     --tuning KIND   full: as the peers do it; quick: configurations are timed for less long; short: three each
     --out FILE      where the Markdown table goes (default experiments/benchmarks/results/kernels-<gpu>.md)

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 
 import torch
 
-from experiments.benchmarks.kernels import cases, read_cases
+from experiments.benchmarks.kernels import block_cases, cases, read_cases
 from experiments.benchmarks.kernels.checks import Check
 from kernels.triton import config_table
 
 LENGTHS = (1, 7, 63, 64, 65, 200, 2049, 70001)
-OPERATORS = ("softmax", "linear", "scan", "conv", "split", "tables", "decode", "edges")
+OPERATORS = ("softmax", "linear", "scan", "conv", "block", "split", "tables", "decode", "edges")
 CASES = {
     name: function
-    for module in (cases, read_cases)
+    for module in (cases, block_cases, read_cases)
     for name, function in vars(module).items()
     if name.startswith("check_")
 }
@@ -70,6 +70,13 @@ def jobs(operators: tuple[str, ...]) -> list[tuple[str, tuple, dict[str, bool]]]
             found.append(("check_conv", (seq, dtype), {"full": True}))
         found += [("check_conv", (200, bf16, width), {"full": full}) for width in (1, 2, 3) for full in (True,
             False)]
+    if "block" in operators:
+        found += [("check_block", (seq, dtype), {}) for seq in LENGTHS for dtype in (bf16, f32)]
+        found += [("check_block", (200, dtype, n), {}) for n in (16, 128) for dtype in (bf16, f16, f32)]
+        found += [("check_block", (2049, dtype), {kind: True}) for kind in ("plain", "extreme") for dtype in (
+            bf16, f32)]
+        for rows, width in ((1, 64), (4097, 256), (3000, 768), (2049, 1000), (70_001, 512)):
+            found += [("check_norm", (rows, dtype, width), {}) for dtype in (bf16, f16, f32)]
     if "tables" in operators:
         # What GPUs without an entry of their own run, on this one.
         for d, dtype in itertools.product((32, 64, 128, 256), (bf16, f32)):
