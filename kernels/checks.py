@@ -31,6 +31,8 @@ TRITON_OPERATORS = frozenset(
         "elu_plus_one",
         "gated_silu",
         "linear_cross_entropy",
+        "packed_gated_silu",
+        "packed_linear_attention",
         "rms_norm",
         "rotation",
         "ssd_block",

@@ -7,7 +7,8 @@ import torch
 
 # Importing them registers their operators.
 for _name in ("softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "decode",
-              "decode_attention", "edges", "rms_norm", "ssd_block", "linear_cross_entropy"):  # fmt: skip
+              "decode_attention", "edges", "rms_norm", "ssd_block", "linear_cross_entropy",
+              "packed_linear_attention", "packed_gated_silu"):  # fmt: skip
     importlib.import_module(f"kernels.triton.{_name}")
 
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor")
@@ -30,6 +31,8 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
     found = ops.linear_attention(q, q, q, g, None, None, None, None, 1.0, False, 0.0)
     target, rows, classes = labels[0].long(), q[0, :, 0], randn(5, 16)
     _, pull = ops.linear_cross_entropy(rows, classes, None, target, True)
+    qkv = q.flatten(2).repeat(1, 1, 3)
+    kept_packed = ops.packed_linear_attention(qkv, 2, True, 0.1)
     _, _, kept, total = ops.selective_scan(u, u, a, b, b, None, u, None, True)
     # Two heads of 16, one group of 4 states: a gate of 32 columns, 40 channels, 2 steps.
     packed, rates, gain = randn(1, 70, 74), randn(2, of=torch.float32), randn(32, of=torch.float32)
@@ -44,6 +47,10 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
         "linear_attention_backward": (
             q, None, None, q, q, q, g, None, None, None, None, *found, 1.0, False,
         ),
+        "packed_linear_attention": (qkv, 2, True, 0.1),
+        "packed_linear_attention_backward": (q, None, None, qkv, *kept_packed, True),
+        "packed_gated_silu": (u[0],),
+        "packed_gated_silu_backward": (u[0, :, :4], u[0]),
         "selective_scan": (u, u, a, b, b, None, u, None, True),
         "selective_scan_backward": (u, None, u, u, a, b, b, None, u, kept, total),
         "causal_conv": (u, weight, weight[:, 0].contiguous(), None, True),

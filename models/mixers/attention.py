@@ -52,13 +52,20 @@ class Attention(Mixer):
         self, x: Float[Tensor, "batch seq d_model"], form: Form, conv: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Queries, keys, values by head, and the convolution's next state. No hook but `hook_conv` fires."""
+        qkv, conv = self._packed(x, form, conv)
+        return *self._heads(qkv), conv
+
+    def _packed(
+        self, x: Float[Tensor, "batch seq d_model"], form: Form, conv: Tensor | None
+    ) -> tuple[Float[Tensor, "batch seq channel"], Tensor | None]:
+        """Queries, keys and values side by side, and the convolution's next state. `hook_conv` fires."""
         qkv = self.in_proj(x)
         if self.d_conv:
             qkv, conv = causal_conv.causal_conv(
                 qkv, self.conv1d.weight[:, 0], state=conv, form=CONV_FORM[form]
             )
             qkv = self.hook_conv(qkv)
-        return *self._heads(qkv), conv
+        return qkv, conv
 
     def _unhooked(self, x: Float[Tensor, "batch seq d_model"]) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values of a whole sequence; no hook fires."""

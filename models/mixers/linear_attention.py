@@ -7,7 +7,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from kernels import gated_linear_attention as kernel
-from kernels.gated_linear_attention import FEATURE_MAPS, LinearState
+from kernels.gated_linear_attention import FEATURE_MAPS, LinearState, elu_plus_one
+from kernels.packed_linear_attention import packed_linear_attention
 from models.config import LinearAttentionConfig, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
@@ -65,7 +66,11 @@ class LinearAttention(Attention):
         self, x: Float[Tensor, "batch seq d_model"], form: Form, state: LinearAttentionState | None
     ) -> tuple[Float[Tensor, "batch seq d_model"], LinearAttentionState]:
         """Output and state; see `Mixer.evaluate`."""
-        q, k, v, conv = self._project(x, form, None if state is None else state.conv)
+        qkv, conv = self._packed(x, form, None if state is None else state.conv)
+        if self._stays_packed(form, state):
+            z, after = packed_linear_attention(qkv, self.n_heads, **self._options())
+            return self._output(z), LinearAttentionState(linear=after, conv=conv, length=x.shape[1])
+        q, k, v = self._heads(qkv)
         q, k, v = self.hook_q(q), self.hook_k(k), self.hook_v(v)
         q, k = self.feature_map(q), self.feature_map(k)
         start = 0 if state is None else state.length
@@ -78,6 +83,12 @@ class LinearAttention(Attention):
                 z = self._parallel(q, k, v, before)
         length = start + x.shape[1]
         return self._output(z), LinearAttentionState(linear=after, conv=conv, length=length)
+
+    def _stays_packed(self, form: Form, state: LinearAttentionState | None) -> bool:
+        """Whether the projections are evaluated side by side: in training, where nothing looks at a part."""
+        fits = form is Form.CHUNKED and state is None and self.feature_map is elu_plus_one
+        seen = any(has_hooks(point) for point in (self.hook_q, self.hook_k, self.hook_v))
+        return fits and not seen and torch.is_grad_enabled()
 
     def _options(self) -> dict:
         return {"normalise": self.config.normalise, "eps": self.config.eps if self.config.normalise else 0.0}

@@ -16,6 +16,7 @@ from kernels import (
     feature_maps,
     gated_silu,
     linear_cross_entropy,
+    packed_linear_attention,
     rms_norm,
     rotation,
     s4d,
@@ -94,6 +95,8 @@ CALLS = {
     ),
     "step size": (step_size.step_size, {"raw": u, "bias": torch.ones(3)}, ""),
     "gated SiLU": (gated_silu.gated_silu, {"gate": u, "x": u}, ""),
+    "packed gated SiLU": (gated_silu.packed_gated_silu, {"h": read}, ""),
+    "packed linear": (packed_linear_attention.packed_linear_attention, {"qkv": u, "n_heads": 1}, ""),
     "ELU + 1": (feature_maps.elu_plus_one, {"x": u}, ""),
     "linear cross entropy": (
         linear_cross_entropy.linear_cross_entropy,
@@ -112,9 +115,9 @@ OPTIONS = {
     "seq": (1.5, 0, "3"),
     "form": ([1], None),
 }
-NUMBERS = ("seq", "eps", "layout")
+NUMBERS = ("seq", "eps", "layout", "n_heads")
 # Elementwise functions take any number of axes.
-ELEMENTWISE = ("rms norm", "sum's norm", "step size", "gated SiLU", "ELU + 1")
+ELEMENTWISE = ("rms norm", "sum's norm", "step size", "gated SiLU", "packed gated SiLU", "ELU + 1")
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -152,6 +155,9 @@ def test_what_is_not_a_fitting_tensor_or_option_is_refused(name):
         (lambda: s4d.recurrent(u[:, :0], torch.zeros(3), **modes), "sequences of at least 1"),
         (lambda: s4d.s4d(u + 0j, torch.zeros(3), **modes), "u has dtype torch.complex64"),
         (lambda: selective_scan.pattern(**scan, channels=[0]), "channels is [0]"),
+        (lambda: packed_linear_attention.packed_linear_attention(u, 2), "qkv has 3 channels"),
+        (lambda: packed_linear_attention.packed_linear_attention(u, True), "n_heads is True"),
+        (lambda: packed_linear_attention.packed_linear_attention(u[:, :0], 1), "sequences of at least 1"),
         (lambda: rms_norm.rms_norm(heads, torch.ones(3), eps=-1.0), "finite number of at least 0"),
     ],
 )

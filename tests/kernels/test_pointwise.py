@@ -7,7 +7,7 @@ import torch
 
 from kernels import KernelError, rotation
 from kernels.feature_maps import elu_plus_one
-from kernels.gated_silu import gated_silu
+from kernels.gated_silu import gated_silu, packed_gated_silu
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.step_size import step_size as step_sizes
 
@@ -18,6 +18,7 @@ def test_numbers_by_hand():
     torch.testing.assert_close(rms_norm(x, w, eps=0.0), torch.tensor([[3 / root, 8 / root]]))
     silu = 1 / (1 + math.exp(-1))
     torch.testing.assert_close(gated_silu(torch.ones(1, 2), x), silu * x)
+    torch.testing.assert_close(packed_gated_silu(torch.tensor([[1.0, 1.0, 3.0, 4.0]])), silu * x)
     total, normed = add_rms_norm(x - 1, torch.ones(1, 2), w, eps=0.0)
     torch.testing.assert_close(total, x)
     torch.testing.assert_close(normed, torch.tensor([[3 / root, 8 / root]]))
@@ -36,9 +37,12 @@ def test_refusals():
         add_rms_norm(torch.ones(3, 4), torch.ones(4), torch.ones(4), eps=0.0)
     with pytest.raises(KernelError, match=r"x has shape \(3, 5\)"):
         gated_silu(torch.ones(3, 4), torch.ones(3, 5))
+    with pytest.raises(KernelError, match=r"h has shape \(3, 5\), accepted is an even number"):
+        packed_gated_silu(torch.ones(3, 5))
     for operator in (
         lambda x: rms_norm(x, torch.ones(4), eps=0.0, backend="triton"),
         lambda x: gated_silu(x, x, backend="triton"),
+        lambda x: packed_gated_silu(x, backend="triton"),
         lambda x: rotation.rotate(x[None, None], x[:, :2], x[:, :2], "half", backend="triton"),
     ):
         with pytest.raises(KernelError, match="needs CUDA tensors"):
@@ -51,7 +55,7 @@ def test_kernels_compile_without_spills(capability):
     pytest.importorskip("triton")
     from kernels_compile_only import compile_only
 
-    from kernels.triton import feature_maps, step_decay, step_size
+    from kernels.triton import feature_maps, packed_gated_silu, step_decay, step_size
     from kernels.triton import gated_silu as silu
     from kernels.triton import rms_norm as norm
     from kernels.triton import rotation as turn
@@ -73,12 +77,13 @@ def test_kernels_compile_without_spills(capability):
         x = torch.empty(256, 512, dtype=torch.bfloat16)
         feature_maps._backward(x, feature_maps._forward(x))
         bias = torch.empty(512)
+        packed_gated_silu._backward(packed_gated_silu._forward(x), x)
         step_size._backward(step_size._forward(x, bias), x, bias)
         for width in (8, 512):
             x, bias = torch.empty(256, width, dtype=torch.bfloat16), torch.empty(width)
             dt, g = step_decay._forward(x, bias, bias)
             step_decay._backward(dt, g, x, bias, bias, g, torch.empty_like(x))
-    assert len({u.kernel for u in found}) == 12
+    assert len({u.kernel for u in found}) == 14
     assert [u for u in found if u.stack] == []
 
 
@@ -96,6 +101,7 @@ def test_on_a_gpu(dtype, bound):
         "gated norm": lambda x, gate, w: rms_norm(x, w, eps=1e-5, gate=gate),
         "sum's norm": lambda x, gate, w: torch.cat(add_rms_norm(x, gate, w, eps=1e-5), -1)[..., 100:300],
         "gated silu": lambda x, gate, w: gated_silu(gate, x),
+        "packed gated silu": lambda x, gate, w: packed_gated_silu(torch.cat((gate, x), -1)),
         "step size": lambda x, gate, w: step_sizes(x, w),
         "elu + 1": lambda x, gate, w: elu_plus_one(x),
         "rotation": lambda x, gate, w: rotation.rotate(x, *(t.to(x.dtype) for t in table), "half"),

@@ -16,6 +16,7 @@ from kernels.triton import (
     gated_linear_attention,
     linear_attention_launch,
     linear_matches,
+    packed_linear_attention,
     selective_scan,
     softmax_attention,
     softmax_matches,
@@ -127,6 +128,18 @@ def test_linear_attention_compiles_without_spills(capability, dtype, width):
         linear(torch.empty(1, 4096, 2, width, dtype=dtype))
     assert len({u.kernel for u in found}) >= 6
     assert over_limits(found, capability, allowed(dtype, width)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "width"), [(80, 64), (90, 64), (90, 21), (100, 64)])
+def test_packed_linear_attention_compiles_without_spills(capability, width):
+    qkv = torch.empty(1, 4096, 3 * 2 * width, dtype=BF16)
+    with compile_only(capability) as found:
+        kept = packed_linear_attention._forward(qkv, 2, True, 0.1)
+        packed_linear_attention._backward(kept[0], None, None, qkv, *kept, True)
+    kernels = {u.kernel for u in found}
+    assert {"_elu_plus_one_fwd_kernel", "_packed_elu_plus_one_bwd_kernel"} < kernels and len(kernels) == 6
+    assert over_limits(found, capability, SPILLS) == []
 
 
 @pytest.mark.slow

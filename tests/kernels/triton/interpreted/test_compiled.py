@@ -17,8 +17,9 @@ from kernels.causal_conv import causal_conv
 from kernels.cross_entropy import cross_entropy
 from kernels.feature_maps import elu_plus_one
 from kernels.gated_linear_attention import gated_linear_attention
-from kernels.gated_silu import gated_silu
+from kernels.gated_silu import gated_silu, packed_gated_silu
 from kernels.linear_cross_entropy import linear_cross_entropy
+from kernels.packed_linear_attention import packed_linear_attention
 from kernels.rms_norm import add_rms_norm, rms_norm
 from kernels.rotation import rotate
 from kernels.selective_scan import selective_scan
@@ -42,6 +43,10 @@ CALLS = {
     ),
     "elu_plus_one": lambda x: elu_plus_one(x, **TRITON),
     "gated_silu": lambda x: gated_silu(x, x, **TRITON),
+    "packed_gated_silu": lambda x: packed_gated_silu(x, **TRITON),
+    "packed_linear_attention": lambda x: packed_linear_attention(
+        torch.cat((x, x.square(), x), -1).flatten(2), 2, normalise=True, eps=0.1, **TRITON
+    )[0],
     "rms_norm": lambda x: rms_norm(x, x[0, 0, 0], eps=1e-5, gate=x, **TRITON),
     "add_rms_norm": lambda x: sum(add_rms_norm(x, x.square(), x[0, 0, 0], eps=1e-5, **TRITON)),
     "rotation": lambda x: rotate(x, X[0, :, 0, :4], X[0, :, 1, :4], "half", **TRITON),

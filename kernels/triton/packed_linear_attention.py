@@ -1,0 +1,133 @@
+"""Linear attention of queries, keys and values that lie side by side, behind elu + 1, on a GPU: the feature
+map of queries and keys in one pass, and their gradients and those of the values written into one tensor."""
+
+import typing
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kernels.triton import feature_maps
+from kernels.triton import gated_linear_attention as linear
+from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, rows
+from kernels.triton.ops import differentiable, differentiable_once, operators, register
+
+OPERATOR = "packed_linear_attention"
+
+
+@triton.jit
+@typing.no_type_check
+def _packed_elu_plus_one_bwd_kernel(
+    dq_ptr, dk_ptr, dv_ptr, features_ptr, dqkv_ptr, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """A tile of each of the three parts: elu + 1 has the derivative min(y, 1), values pass."""
+    offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
+    at = offs_r[:, None] * width + offs_c[None, :]
+    at_feature = offs_r[:, None] * (2 * width) + offs_c[None, :]
+    at_packed = offs_r[:, None] * (3 * width) + offs_c[None, :]
+    b_q = tl.load(features_ptr + at_feature, mask=mask, other=0.0).to(tl.float32)
+    b_k = tl.load(features_ptr + at_feature + width, mask=mask, other=0.0).to(tl.float32)
+    b_dq = tl.load(dq_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    b_dk = tl.load(dk_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    b_dv = tl.load(dv_ptr + at, mask=mask, other=0.0)
+    tl.store(dqkv_ptr + at_packed, b_dq * tl.minimum(b_q, 1.0), mask=mask)
+    tl.store(dqkv_ptr + at_packed + width, b_dk * tl.minimum(b_k, 1.0), mask=mask)
+    tl.store(dqkv_ptr + at_packed + 2 * width, b_dv, mask=mask)
+
+
+def packed_linear_attention(
+    qkv: Tensor, n_heads: int, *, normalise: bool, eps: float
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Linear attention of the thirds of [batch seq 3*head*d_head], queries and keys behind elu + 1.
+
+    Returns:
+        (o [batch seq head d_head], last s, last z or None), all differentiable.
+    """
+    check_dtype(OPERATOR, qkv)
+    check_width(OPERATOR, "d_head", qkv.shape[-1] // (3 * n_heads))
+    o, s, z, *_ = operators.packed_linear_attention(qkv, n_heads, normalise, eps)
+    return o, s, z if normalise else None
+
+
+def _heads(qkv: Tensor, features: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries and keys behind their feature map, and values, [batch seq head d_head]: views."""
+    width = features.shape[-1] // 2
+    parts = features[..., :width], features[..., width:], qkv[..., 2 * width :]
+    return tuple(part.unflatten(-1, (heads, -1)) for part in parts)
+
+
+def _forward(qkv: Tensor, heads: int, normalise: bool, eps: float) -> tuple[Tensor, ...]:
+    """What `linear._forward` gives, and the features of queries and keys side by side."""
+    qkv = rows(qkv)
+    batch, seq, channels = qkv.shape
+    width = 2 * channels // 3
+    features = feature_maps._forward(qkv.flatten(0, 1)[:, :width]).view(batch, seq, width)
+    q, k, v = _heads(qkv, features, heads)
+    return *linear._forward(q, k, v, None, None, None, None, None, 1.0, normalise, eps), features
+
+
+def _backward(
+    do: Tensor, ds: Tensor | None, dz: Tensor | None, qkv: Tensor, o: Tensor, last: Tensor, last_z: Tensor,
+    den: Tensor, parts: Tensor, sums: Tensor, features: Tensor, normalise: bool,
+) -> Tensor:  # fmt: skip
+    q, k, v = _heads(rows(qkv), features, o.shape[2])
+    none = (None,) * 5
+    saved = o, last, last_z, den, parts, sums
+    dq, dk, dv, *_ = linear._backward(do, ds, dz, q, k, v, *none, *saved, 1.0, normalise)
+    dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
+    n_row, width = qkv.shape[0] * qkv.shape[1], qkv.shape[2] // 3
+    block_c = min(power_of_two(width), 256)
+    block_r = max(1, 1024 // block_c)
+    launch(
+        _packed_elu_plus_one_bwd_kernel, (-(-n_row // block_r), -(-width // block_c)), dq, dk, dv, features,
+        dqkv, n_row, width, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+    )  # fmt: skip
+    return dqkv
+
+
+def _fake(qkv: Tensor, heads: int, normalise: bool, eps: float) -> tuple[Tensor, ...]:
+    batch, seq, channels = qkv.shape
+    features = qkv.new_empty(batch, seq, 2 * channels // 3)
+    q, k, v = _heads(qkv, features, heads)
+    return *linear._fake(q, k, v, None, None, None, None, None, 1.0, normalise, eps), features
+
+
+def _fake_backward(
+    do: Tensor, ds: Tensor | None, dz: Tensor | None, qkv: Tensor, o: Tensor, last: Tensor, last_z: Tensor,
+    den: Tensor, parts: Tensor, sums: Tensor, features: Tensor, normalise: bool,
+) -> Tensor:  # fmt: skip
+    return qkv.new_empty(qkv.shape)
+
+
+def _setup(ctx: Any, inputs: tuple, output: tuple) -> None:
+    qkv, _, ctx.normalise, _ = inputs
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(qkv, *output)
+
+
+def _gradient(ctx: Any, do: Tensor | None, ds: Tensor | None, dz: Tensor | None, *unused: Any) -> tuple:
+    qkv, o, *saved = ctx.saved_tensors
+    do = torch.zeros_like(o) if do is None else do
+    dz = dz if ctx.normalise else None
+    dqkv = operators.packed_linear_attention_backward(do, ds, dz, qkv, o, *saved, ctx.normalise)
+    return dqkv, None, None, None
+
+
+register(
+    "packed_linear_attention(Tensor qkv, int heads, bool normalise, float eps) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _forward,
+    _fake,
+)
+register(
+    "packed_linear_attention_backward(Tensor do, Tensor? ds, Tensor? dz, Tensor qkv, Tensor o, Tensor last, "
+    "Tensor last_z, Tensor den, Tensor parts, Tensor sums, Tensor features, bool normalise) -> Tensor",
+    _backward,
+    _fake_backward,
+)
+differentiable("packed_linear_attention", _setup, _gradient)
+differentiable_once("packed_linear_attention_backward")
