@@ -4,9 +4,11 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from models import LanguageModel, LanguageModelConfig
+from models.blocks import MLP
 from models.config import (
     LinearAttentionConfig,
     Mamba1Config,
@@ -15,6 +17,7 @@ from models.config import (
     RopeConfig,
     SoftmaxAttentionConfig,
 )
+from models.mixers.linear_attention import LinearAttention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -175,3 +178,79 @@ def peak(model) -> int:
     torch.cuda.reset_peak_memory_stats()
     step(model)
     return torch.cuda.max_memory_allocated()
+
+
+class Seen(TorchDispatchMode):
+    """Names of this project's operators that are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "beyond_softmax":
+            self.names.add(function.__name__.removesuffix(".default"))
+        return function(*args, **(kwargs or {}))
+
+
+def operators_of(model) -> set[str]:
+    """Operators of this project that a forward pass calls."""
+    with Seen() as seen:
+        model(tokens(), return_type="loss")
+    return seen.names
+
+
+def test_projections_stay_packed_only_in_training_where_nothing_looks_at_a_part():
+    model = build("linear")
+    packed, apart = {"packed_linear_attention", "packed_gated_silu"}, {"elu_plus_one", "linear_attention"}
+    found = operators_of(model)
+    assert found >= packed and not found & {*apart, "gated_silu"}
+    with torch.no_grad():
+        assert operators_of(model) >= {*apart, "gated_silu"}
+    block = model.blocks[0]
+    for point in (block.attn.hook_q, block.attn.hook_k, block.attn.hook_v):
+        point.add_hook(lambda tensor, hook: None)
+        found = operators_of(model)
+        point.remove_hooks()
+        assert found >= {*apart, "packed_gated_silu"} and "packed_linear_attention" not in found
+    for point in (block.mlp.hook_pre, block.mlp.hook_pre_linear):
+        point.add_hook(lambda tensor, hook: None)
+        found = operators_of(model)
+        point.remove_hooks()
+        assert found >= {"packed_linear_attention", "gated_silu"} and "packed_gated_silu" not in found
+
+
+def gradients_of(model, given: torch.Tensor, low: bool) -> list[torch.Tensor]:
+    """Loss and gradients of all parameters, which keep none."""
+    with torch.autocast("cuda", torch.bfloat16, enabled=low, cache_enabled=False):
+        loss = model(given, return_type="loss")
+    return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+@pytest.mark.parametrize("d_conv", [0, 4])
+@pytest.mark.parametrize(("low", "bound"), [(False, 1e-4), (True, 3e-2)])
+def test_packed_projections_give_what_their_parts_give(low, bound, d_conv, monkeypatch):
+    """Under autocast and in full precision; a captured graph repeats it, bit for bit."""
+    monkeypatch.setitem(MIXERS, "linear", LinearAttentionConfig(n_heads=2, d_conv=d_conv, normalise=True))
+    model, given = build("linear", n_layers=2), tokens()
+    packed = [x.detach() for x in gradients_of(model, given, low)]
+    with monkeypatch.context() as patch:
+        patch.setattr(LinearAttention, "_stays_packed", lambda *_: False)
+        patch.setattr(MLP, "_projects_once", lambda *_: False)
+        apart = [x.detach() for x in gradients_of(model, given, low)]
+    names = ["loss", *(name for name, _ in model.named_parameters())]
+    for name, x, y in zip(names, packed, apart, strict=True):
+        assert y.norm() > 0
+        assert (x - y).norm() / y.norm() < bound, name
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        gradients_of(model, given, low)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = gradients_of(model, given, low)
+    for _ in range(2):
+        graph.replay()
+        for name, x, y in zip(names, found, packed, strict=True):
+            assert torch.equal(x, y), name

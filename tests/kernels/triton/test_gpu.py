@@ -9,6 +9,8 @@ from kernels import causal_conv as conv
 from kernels import gated_linear_attention as linear
 from kernels import selective_scan as scan
 from kernels import softmax_attention as softmax
+from kernels.gated_silu import packed_gated_silu
+from kernels.packed_linear_attention import packed_linear_attention
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,6 +22,10 @@ OPERATORS = {
     "scalar_decay": lambda q, k, v: linear.gated_linear_attention(
         q, k, v, log_decay=-v[..., 0].float().abs(), k_weight=k[..., 0].float()
     )[0],
+    "packed_linear_attention": lambda q, k, v: packed_linear_attention(
+        torch.cat([x.flatten(2) for x in (q, k, v)], -1), 4, normalise=True, eps=0.1
+    )[0],
+    "packed_gated_silu": lambda q, k, v: v * packed_gated_silu(torch.cat((q, k), -1)),
     "selective_scan": lambda q, k, v: scan.selective_scan(
         q.flatten(2), k.flatten(2).abs(), k[0, 0].flatten()[:, None].float() * torch.ones(16, device="cuda"),
         v[:, :, 0, :16], q[:, :, 1, :16], z=v.flatten(2),
