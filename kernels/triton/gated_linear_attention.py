@@ -110,10 +110,10 @@ def _backward(
     do: Tensor, ds: Tensor | None, dz: Tensor | None, q: Tensor, k: Tensor, v: Tensor, g: Tensor | None,
     w: Tensor | None, d: Tensor | None, s: Tensor | None, z: Tensor | None, o: Tensor, last: Tensor,
     last_z: Tensor, den: Tensor, parts: Tensor, sums: Tensor, scale: float, normalise: bool, *,
-    into: tuple[Tensor, Tensor, Tensor] | None = None,
+    into: tuple[Tensor | None, Tensor | None, Tensor] | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of (q, k, v, g, w, d, s, z); what does not apply is empty. Those of q, k and v are written
-    `into` slices of one wider tensor, if that is given."""
+    `into` slices of one wider tensor, where they are given."""
     q, k, v, do = rows(q), rows(k), rows(v), rows(do)
     s, z, ds, dz = (None if x is None else x.contiguous() for x in (s, z, ds, dz))
     batch, seq, heads, d_v = v.shape
@@ -163,16 +163,17 @@ def _gradient_of(x: Tensor, heads: int) -> Tensor:
 
 
 def _grouped(
-    dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, into: tuple[Tensor, ...] | None
+    dq: Tensor, dk: Tensor, q: Tensor, k: Tensor, into: tuple[Tensor | None, ...] | None
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Gradients of queries and keys from those of every head, where they are wanted."""
     found, shared = [], []
     for n, (dx, x) in enumerate(((dq, q), (dk, k))):
+        wanted = None if into is None else into[n]
         if dx.shape[2] != x.shape[2]:
-            wanted = torch.empty(x.shape, dtype=x.dtype, device=x.device) if into is None else into[n]
+            wanted = torch.empty(x.shape, dtype=x.dtype, device=x.device) if wanted is None else wanted
             shared.append((dx, wanted))
         else:
-            wanted = dx if into is None else into[n].copy_(dx)
+            wanted = dx if wanted is None else wanted.copy_(dx)
         found.append(wanted)
     if shared:
         group_sums([dx for dx, _ in shared], [wanted for _, wanted in shared])

@@ -1,5 +1,6 @@
 """Linear attention of queries, keys and values that lie side by side, behind elu + 1, on a GPU: the feature
-map of queries and keys in one pass, and their gradients and those of the values written into one tensor."""
+map of queries and keys in one pass, and all gradients written into one tensor, those of values by the kernel
+that computes them."""
 
 import typing
 from typing import Any
@@ -20,9 +21,9 @@ OPERATOR = "packed_linear_attention"
 @triton.jit
 @typing.no_type_check
 def _packed_elu_plus_one_bwd_kernel(
-    dq_ptr, dk_ptr, dv_ptr, features_ptr, dqkv_ptr, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+    dq_ptr, dk_ptr, features_ptr, dqkv_ptr, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """A tile of each of the three parts: elu + 1 has the derivative min(y, 1), values pass."""
+    """A tile of the first two thirds, queries and keys: elu + 1 has the derivative min(y, 1)."""
     offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
@@ -33,10 +34,8 @@ def _packed_elu_plus_one_bwd_kernel(
     b_k = tl.load(features_ptr + at_feature + width, mask=mask, other=0.0).to(tl.float32)
     b_dq = tl.load(dq_ptr + at, mask=mask, other=0.0).to(tl.float32)
     b_dk = tl.load(dk_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    b_dv = tl.load(dv_ptr + at, mask=mask, other=0.0)
     tl.store(dqkv_ptr + at_packed, b_dq * tl.minimum(b_q, 1.0), mask=mask)
     tl.store(dqkv_ptr + at_packed + width, b_dk * tl.minimum(b_k, 1.0), mask=mask)
-    tl.store(dqkv_ptr + at_packed + 2 * width, b_dv, mask=mask)
 
 
 def packed_linear_attention(
@@ -75,16 +74,19 @@ def _backward(
     den: Tensor, parts: Tensor, sums: Tensor, features: Tensor, normalise: bool,
 ) -> Tensor:  # fmt: skip
     q, k, v = _heads(rows(qkv), features, o.shape[2])
-    none = (None,) * 5
-    saved = o, last, last_z, den, parts, sums
-    dq, dk, dv, *_ = linear._backward(do, ds, dz, q, k, v, *none, *saved, 1.0, normalise)
     dqkv = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
     n_row, width = qkv.shape[0] * qkv.shape[1], qkv.shape[2] // 3
+    dv = dqkv[..., 2 * width :].unflatten(-1, v.shape[2:])
+    none = (None,) * 5
+    saved = o, last, last_z, den, parts, sums
+    dq, dk, *_ = linear._backward(
+        do, ds, dz, q, k, v, *none, *saved, 1.0, normalise, into=(None, None, dv)
+    )
     block_c = min(power_of_two(width), 256)
     block_r = max(1, 1024 // block_c)
     launch(
-        _packed_elu_plus_one_bwd_kernel, (-(-n_row // block_r), -(-width // block_c)), dq, dk, dv, features,
-        dqkv, n_row, width, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
+        _packed_elu_plus_one_bwd_kernel, (-(-n_row // block_r), -(-width // block_c)), dq, dk, features, dqkv,
+        n_row, width, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
     )  # fmt: skip
     return dqkv
 
