@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.triton import feature_maps
 from kernels.triton import gated_linear_attention as linear
 from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
@@ -20,22 +19,38 @@ OPERATOR = "packed_linear_attention"
 
 @triton.jit
 @typing.no_type_check
-def _packed_elu_plus_one_bwd_kernel(
-    dq_ptr, dk_ptr, features_ptr, dqkv_ptr, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+def _packed_elu_plus_one_fwd_kernel(
+    qkv_ptr, q_ptr, k_ptr, stride_qkv_row, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """A tile of the first two thirds, queries and keys: elu + 1 has the derivative min(y, 1)."""
+    """A tile of queries and the same of keys, as exp(x) for x <= 0, else x + 1."""
     offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
     at = offs_r[:, None] * width + offs_c[None, :]
-    at_feature = offs_r[:, None] * (2 * width) + offs_c[None, :]
-    at_packed = offs_r[:, None] * (3 * width) + offs_c[None, :]
-    b_q = tl.load(features_ptr + at_feature, mask=mask, other=0.0).to(tl.float32)
-    b_k = tl.load(features_ptr + at_feature + width, mask=mask, other=0.0).to(tl.float32)
+    qkv_ptrs = qkv_ptr + offs_r[:, None] * stride_qkv_row + offs_c[None, :]
+    b_q = tl.load(qkv_ptrs, mask=mask, other=0.0).to(tl.float32)
+    b_k = tl.load(qkv_ptrs + width, mask=mask, other=0.0).to(tl.float32)
+    tl.store(q_ptr + at, tl.exp(tl.minimum(b_q, 0.0)) + tl.maximum(b_q, 0.0), mask=mask)
+    tl.store(k_ptr + at, tl.exp(tl.minimum(b_k, 0.0)) + tl.maximum(b_k, 0.0), mask=mask)
+
+
+@triton.jit
+@typing.no_type_check
+def _packed_elu_plus_one_bwd_kernel(
+    dq_ptr, dk_ptr, q_ptr, k_ptr, dqkv_ptr, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """A tile of the first two thirds of the gradient: elu + 1 has the derivative min(y, 1)."""
+    offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
+    at = offs_r[:, None] * width + offs_c[None, :]
+    b_q = tl.load(q_ptr + at, mask=mask, other=0.0).to(tl.float32)
+    b_k = tl.load(k_ptr + at, mask=mask, other=0.0).to(tl.float32)
     b_dq = tl.load(dq_ptr + at, mask=mask, other=0.0).to(tl.float32)
     b_dk = tl.load(dk_ptr + at, mask=mask, other=0.0).to(tl.float32)
-    tl.store(dqkv_ptr + at_packed, b_dq * tl.minimum(b_q, 1.0), mask=mask)
-    tl.store(dqkv_ptr + at_packed + width, b_dk * tl.minimum(b_k, 1.0), mask=mask)
+    dqkv_ptrs = dqkv_ptr + offs_r[:, None] * (3 * width) + offs_c[None, :]
+    tl.store(dqkv_ptrs, b_dq * tl.minimum(b_q, 1.0), mask=mask)
+    tl.store(dqkv_ptrs + width, b_dk * tl.minimum(b_k, 1.0), mask=mask)
 
 
 def packed_linear_attention(
@@ -54,18 +69,27 @@ def packed_linear_attention(
 
 def _heads(qkv: Tensor, features: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries and keys behind their feature map, and values, [batch seq head d_head]: views."""
-    width = features.shape[-1] // 2
-    parts = features[..., :width], features[..., width:], qkv[..., 2 * width :]
-    return tuple(part.unflatten(-1, (heads, -1)) for part in parts)
+    q, k = features.unflatten(-1, (heads, -1)).unbind()
+    return q, k, qkv[..., 2 * features.shape[-1] :].unflatten(-1, (heads, -1))
+
+
+def _tiles(n_row: int, width: int) -> tuple[tuple[int, int], dict[str, int]]:
+    block_c = min(power_of_two(width), 256)
+    block_r = max(1, 1024 // block_c)
+    grid = -(-n_row // block_r), -(-width // block_c)
+    return grid, {"BLOCK_R": block_r, "BLOCK_C": block_c, "num_warps": 4}
 
 
 def _forward(qkv: Tensor, heads: int, normalise: bool, eps: float) -> tuple[Tensor, ...]:
-    """What `linear._forward` gives, and the features of queries and keys side by side."""
+    """What `linear._forward` gives, and the features of queries and keys [2 batch seq head*d_head]."""
     qkv = rows(qkv)
     batch, seq, channels = qkv.shape
-    width = 2 * channels // 3
-    features = feature_maps._forward(qkv.flatten(0, 1)[:, :width]).view(batch, seq, width)
+    features = torch.empty(2, batch, seq, channels // 3, dtype=qkv.dtype, device=qkv.device)
     q, k, v = _heads(qkv, features, heads)
+    flat = qkv.flatten(0, 1)
+    n_row, width = batch * seq, channels // 3
+    grid, block = _tiles(n_row, width)
+    launch(_packed_elu_plus_one_fwd_kernel, grid, flat, q, k, flat.stride(0), n_row, width, **block)
     return *linear._forward(q, k, v, None, None, None, None, None, 1.0, normalise, eps), features
 
 
@@ -82,18 +106,14 @@ def _backward(
     dq, dk, *_ = linear._backward(
         do, ds, dz, q, k, v, *none, *saved, 1.0, normalise, into=(None, None, dv)
     )
-    block_c = min(power_of_two(width), 256)
-    block_r = max(1, 1024 // block_c)
-    launch(
-        _packed_elu_plus_one_bwd_kernel, (-(-n_row // block_r), -(-width // block_c)), dq, dk, features, dqkv,
-        n_row, width, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=4,
-    )  # fmt: skip
+    grid, block = _tiles(n_row, width)
+    launch(_packed_elu_plus_one_bwd_kernel, grid, dq, dk, q, k, dqkv, n_row, width, **block)
     return dqkv
 
 
 def _fake(qkv: Tensor, heads: int, normalise: bool, eps: float) -> tuple[Tensor, ...]:
     batch, seq, channels = qkv.shape
-    features = qkv.new_empty(batch, seq, 2 * channels // 3)
+    features = qkv.new_empty(2, batch, seq, channels // 3)
     q, k, v = _heads(qkv, features, heads)
     return *linear._fake(q, k, v, None, None, None, None, None, 1.0, normalise, eps), features
 
