@@ -201,6 +201,11 @@ def _stride(state: Tensor | None, n_segment: int) -> int:
     return 0 if state is None else state.stride(2 if n_segment > 1 else 1)
 
 
+def _position_stride(x: Tensor) -> int:
+    """From one position to the next of [batch seq ...] that is evenly spaced; an axis of one may have any."""
+    return x.stride(1) if x.shape[1] > 1 else x.stride(0)
+
+
 def group_sums(parts: list[Tensor], found: list[Tensor]) -> None:
     """Fill gradients [batch seq group d] of queries and keys, whose positions may stand apart, with sums over
     the heads of each group."""
@@ -208,7 +213,8 @@ def group_sums(parts: list[Tensor], found: list[Tensor]) -> None:
     size, width, heads = parts[0].numel(), parts[0].shape[3], parts[0].shape[2]
     launch(
         _linear_group_sum_kernel, (-(-size // (512 * min(groups))), len(parts)), parts[0], parts[-1],
-        found[0], found[-1], found[0].stride(1), found[-1].stride(1), size, width, heads, GROUP_Q=groups[0],
+        found[0], found[-1], *(_position_stride(x) for x in (found[0], found[-1])), size, width, heads,
+        GROUP_Q=groups[0],
         GROUP_K=groups[-1], BLOCK=512, num_warps=4,
     )  # fmt: skip
 

@@ -43,6 +43,7 @@ def test_on_a_gpu_losses_are_near_those_of_the_logits(name, precision, bound):
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_on_a_gpu_a_clamped_model_is_trained_and_measured(tmp_path):
+    pytest.importorskip("transformer_lens")
     config = with_settings(small_run(steps=4, every=2), ["clamp=copy"])
     train(config, tmp_path / "run", device="cuda")
     assert '"held_out_loss_nats"' in (tmp_path / "run/metrics.jsonl").read_text()

@@ -66,6 +66,7 @@ def error(found: torch.Tensor, expected: torch.Tensor) -> float:
         ((1, 130, 2, 16, 1, 20), {}),
         ((2, 3, 2, 8, 1, 4), {"width": 3, "bias": False}),
         ((1, 1, 1, 5, 1, 3), {"width": 1}),
+        ((3, 1, 2, 8, 1, 4), {}),
         ((1, 70, 2, 8, 2, 8), {"width": 2}),
     ],
     ids=str,
