@@ -17,7 +17,7 @@ from models.language_model import LanguageModel
 from models.mixers.reading import Reading
 
 # Numbers in the largest temporary of one pass: source vectors of edges, logits.
-_NUMBERS_PER_BLOCK = 1 << 24
+_NUMBERS_PER_BLOCK = {"cpu": 1 << 24, "cuda": 1 << 27}
 # The rest of a row that is rescaled after a cut: below this share it is noise.
 _LEAST_REST = 1e-4
 
@@ -71,7 +71,8 @@ class EdgeCut:
                 yield from self._one_by_one(edges, renormalise)
             return
         # As many sets together as fit a block.
-        size = max(1, _NUMBERS_PER_BLOCK // (self.reading.taps.shape[-1] * self.reading.n_units))
+        most = _NUMBERS_PER_BLOCK[self.z.device.type]
+        size = max(1, most // (self.reading.taps.shape[-1] * self.reading.n_units))
         size = max(1, size // self.z[..., 0, 0].numel())
         for start in range(0, len(sets), size):
             removed = self._removed(sets[start : start + size])[0]
@@ -111,7 +112,8 @@ class EdgeCut:
         unit_of[channels] = torch.arange(len(index), device=index.device) // self.reading.z_index.shape[1]
         rows = torch.tensor([-1 if row is None else row for row in self.rows], device=index.device)
         cut = (rows[:, None] == unit_of[:-1]) | (rows[:, None] < 0)
-        return channels, list(cut.split(max(1, _NUMBERS_PER_BLOCK // self.z.numel())))
+        most = _NUMBERS_PER_BLOCK[self.z.device.type]
+        return channels, list(cut.split(max(1, most // self.z.numel())))
 
     def _without(self, removed: Float[Tensor, "set batch dest unit d_source"]) -> Iterator[Tensor]:
         """z [batch dest channel] of each set and row where every channel belongs to one unit."""
@@ -132,7 +134,7 @@ class EdgeCut:
         d_source = reading.taps.shape[-1]
         total = self.z.new_zeros(len(sets) * n_batch * seq, reading.n_units, d_source)
         share = self.z.new_zeros(len(total), reading.n_units) if with_share else None
-        size = max(1, _NUMBERS_PER_BLOCK // (reading.n_units * d_source))
+        size = max(1, _NUMBERS_PER_BLOCK[self.z.device.type] // (reading.n_units * d_source))
         # The n-th set's rows lie n times the batch further on.
         first = torch.cat([torch.full_like(e.dest, n * n_batch * seq) for n, e in enumerate(sets)])
         edges = (torch.cat(parts) for parts in zip(*sets, strict=True))
@@ -159,7 +161,7 @@ class ScoredLosses:
         """`resid` holds `copies` variants of the batch, one after the other."""
         rows = resid.unflatten(0, (copies, -1))[:, self.batch, self.place].flatten(0, 1)
         target = self.target.repeat(copies)
-        size = max(1, _NUMBERS_PER_BLOCK // self.model.config.d_vocab)
+        size = max(1, _NUMBERS_PER_BLOCK[rows.device.type] // self.model.config.d_vocab)
         parts = []
         for piece, wanted in zip(rows.split(size), target.split(size), strict=True):
             logits = self.model.unembed(self.model.ln_final(piece))

@@ -33,8 +33,8 @@ MIN_STANDARD_ERRORS = 4.0
 MIN_COPYING = 0.0
 # Sequences of the probe that cuts are made on.
 N_SEQUENCES = 8
-# Numbers in the directions read out together, for the edges of a block: on CUDA, and elsewhere.
-CUDA_BLOCK, BLOCK = 1 << 26, 1 << 22
+# Numbers in the directions read out together, for the edges of a block.
+BLOCK = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ def copying_at_offsets(
     followers = [matches.tokens[e.batch, e.src - o + 1] for e, o in zip(sets, offsets, strict=True)]
     edges = (torch.cat(parts) for parts in (*zip(*sets, strict=True), followers))
     ratios = []
-    size = max(1, (CUDA_BLOCK if readout.is_cuda else BLOCK) // readout[0].numel())
+    size = max(1, BLOCK[readout.device.type] // readout[0].numel())
     for batch, dest, src, token in zip(*(part.split(size) for part in edges), strict=True):
         logits = torch.einsum("nus,nusk->nuk", reading.edges(batch, dest, src), readout[batch])
         raised = logits.double().relu()

@@ -224,8 +224,9 @@ class Reading:
         """F with |y @ W_out| = |y @ F|, as narrow as W_out's smaller side.
 
         F is the transposed triangle of W_out's QR decomposition, a square root of its Gram matrix that does
-        not square rounding errors.
+        not square rounding errors. Found on the CPU: a GPU's solver takes seconds to load and is no quicker.
         """
         if self.W_out.shape[1] >= self.W_out.shape[2]:
             return self.W_out
-        return torch.linalg.qr(self.W_out.transpose(1, 2), mode="r").R.transpose(1, 2)
+        R = torch.linalg.qr(self.W_out.transpose(1, 2).cpu(), mode="r").R
+        return R.transpose(1, 2).to(self.W_out.device)
