@@ -227,7 +227,7 @@ def _solvers(process: int) -> ThreadPoolExecutor:
     solvers = ThreadPoolExecutor(n_threads, "eigenvalues", torch.set_num_threads, (1,))
     begun = threading.Barrier(n_threads)
     list(solvers.map(lambda _: begun.wait(), range(n_threads)))
-    # A number of threads is that of the thread that sets it and of those to come, which shall have the old one.
+    # The number is that of the thread that sets it and of those to come, which shall have the old one.
     torch.set_num_threads(n_threads)
     return solvers
 

@@ -20,7 +20,7 @@ from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
 from interp.head_scores import HeadScores
-from interp.host import to_host
+from interp.host import begin_to_host
 from interp.induction_test import N_SEQUENCES, CausalScore, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
@@ -141,6 +141,7 @@ def detect(
                 0 if edge_scores.chosen(plan.probe, linear_memory) else n_maps,
                 mamba_units,
             ),
+            overlap=torch.device(device).type == "cuda" and all(c.prepare is not None for c in chosen),
         ),
         finished=None if resume is None else FinishedFolder(resume, settings),
         lenient=source.lenient,
@@ -288,7 +289,8 @@ def _measure(
     wanted: frozenset[str],
     units: str | None,
     linear_memory: bool | None,
-) -> CheckpointScores:
+) -> Callable[[], CheckpointScores]:
+    """Does everything that needs the model; what is returned waits for the numbers and puts them together."""
     with_copying = "copying" in wanted
     heads = HeadScores(subject, plan.probe, with_copying=with_copying, linear_memory=linear_memory)
     with torch.no_grad():
@@ -300,12 +302,15 @@ def _measure(
         # Clusters of channels are made from the whole probe.
         n_sequences = None if (units or "").startswith("cluster") else N_SEQUENCES
         causal = causal_scores(subject, plan.probe, units=units, n_sequences=n_sequences)
-    # Read last: a GPU, and the threads of the eigenvalues, are still at work on it.
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def scores() -> CheckpointScores:
         records = with_causal(heads.records(), causal)
-    return CheckpointScores(
-        step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour(), **learning()
-    )
+        return CheckpointScores(
+            step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour(), **learning()
+        )
+
+    return scores
 
 
 _NO_REPEATS = dict.fromkeys(
@@ -323,10 +328,10 @@ def _repeats(subject: Subject, plan: Plan) -> Callable[[], dict[str, Any]]:
     order_gain = losses.order_gain
     names = ("repeat_loss_nats", "first_copy_loss_nats", "repeat_gain_nats", "order_gain_nats")
     means = (part.mean() for part in (losses.later_copies, losses.first_copy, losses.repeat_gain, order_gain))
-    values = [*means, icl.standard_error(order_gain), order_gain]
+    arrived = begin_to_host([*means, icl.standard_error(order_gain), order_gain])
 
     def read() -> dict[str, Any]:
-        *found, error, by_sequence = (part.tolist() for part in to_host(values))
+        *found, error, by_sequence = (part.tolist() for part in arrived())
         return {
             **dict(zip(names, found, strict=True)),
             "order_gain_se_nats": error,
@@ -348,9 +353,10 @@ def _learning(subject: Subject, plan: Plan) -> Callable[[], dict[str, Any]]:
     values += [by_window.mean(), by_window, losses.mean(0)]
     # Where no bigram comes again there is no loss to take the mean of.
     values += [losses[places].mean()] if share else []
+    arrived = begin_to_host(values)
 
     def read() -> dict[str, Any]:
-        loss, score, error, window, by_window, by_position, *hits = (part.tolist() for part in to_host(values))
+        loss, score, error, window, by_window, by_position, *hits = (part.tolist() for part in arrived())
         return {
             "loss_nats": loss,
             "in_context_learning_nats": score,

@@ -1,4 +1,4 @@
-"""What a command on a GPU waits for before its first kernel, begun while the main thread imports and reads."""
+"""What a command on a GPU waits for before its first kernel, begun while the main thread imports."""
 
 import contextlib
 import ctypes

@@ -121,9 +121,11 @@ class EdgeCut:
         flat = self.z.flatten(2)
         totals = flat.new_zeros(len(removed), *flat.shape[:2], flat.shape[2] + 1)
         totals[..., channels] = removed.flatten(3)
-        for total in totals[..., :-1]:
+        # Of few rows as many sets together as fit a block.
+        n_sets = max(1, _NUMBERS_PER_BLOCK[flat.device.type] // (len(self.rows) * flat.numel()))
+        for some in totals[..., :-1].split(n_sets if len(cut_by_rows) == 1 else 1):
             for cut in cut_by_rows:
-                yield from (flat - total * cut[:, None, None]).unbind()
+                yield from (flat - some[:, None] * cut[:, None, None]).flatten(0, 1).unbind()
 
     def _removed(
         self, sets: Sequence[Edges], with_share: bool = False

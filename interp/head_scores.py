@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interp import copying, edge_scores, prefix_matching, previous_token
 from interp.errors import DetectionError
-from interp.host import to_host
+from interp.host import begin_to_host
 from interp.prefix_matching import standard_error
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
@@ -127,11 +127,12 @@ class HeadScores:
         self._in_thread = on_gpu if in_thread is None else in_thread
         self._samples: dict[tuple[int, str], list[UnitSamples]] = {}
         self._labels: dict[tuple[int, str], tuple[str, str]] = {}
+        self._on_host: Callable[[], dict[tuple[int, str], UnitSamples]] = dict
         # By layer: what waits for the values, and in words what they are of.
         self._eigenvalues: dict[int, tuple[Callable[[], tuple[list[float], float]], str]] = {}
 
     def visit(self, *, units: str | None = None) -> None:
-        """Run the probe through the model."""
+        """Run the probe through the model. The model may change before the records are asked for."""
         tokens = self.probe.tokens
         # Clusters are made from the sequences of a batch: one batch, or they would differ.
         whole = units is not None and units.startswith("cluster")
@@ -144,6 +145,7 @@ class HeadScores:
             # The threads end with what they were given; nobody has to wait for them.
             if pool is not None:
                 pool.shutdown(wait=False)
+        self._on_host = self._begin_to_host()
 
     def _visit_batch(self, batch: slice, units: str | None, pool: ThreadPoolExecutor | None) -> None:
         probe = self.probe.take(batch)
@@ -170,11 +172,11 @@ class HeadScores:
         gram = self.subject.gram(view.layer)
         product = copying.ov_product(view.W_V, view.W_O, gram)
         null = copying.null_product(view.W_V.shape[-1], gram, n_draws=NULL_DRAWS)
-        products = torch.cat([product, null])
+        arrived = begin_to_host([torch.cat([product, null])])
         form = f"norm gains folded; {view.ov_form}"
         if pool is not None:
-            return pool.submit(_eigenvalue_scores, products).result, form
-        found = _eigenvalue_scores(products)
+            return pool.submit(_eigenvalue_scores, arrived).result, form
+        found = _eigenvalue_scores(arrived)
         return lambda: found, form
 
     def records(self) -> tuple[HeadScore, ...]:
@@ -195,8 +197,8 @@ class HeadScores:
                 records.append(self._record(layer, name, unit, values, chances))
         return tuple(records)
 
-    def _on_host(self) -> dict[tuple[int, str], UnitSamples]:
-        """The samples of all layers and readings on the CPU, in one transfer."""
+    def _begin_to_host(self) -> Callable[[], dict[tuple[int, str], UnitSamples]]:
+        """The samples of all layers and readings on the CPU, once they are there, in one transfer."""
         joined = {key: _joined(parts) for key, parts in self._samples.items()}
         places = [
             (key, name)
@@ -204,12 +206,16 @@ class HeadScores:
             for name, values in vars(samples).items()
             if values is not None
         ]
-        values = to_host([getattr(joined[key], name) for key, name in places])
-        found = dict(zip(places, values, strict=True))
-        return {
-            key: UnitSamples(**{name: found.get((key, name)) for name in vars(samples)})
-            for key, samples in joined.items()
-        }
+        arrived = begin_to_host([getattr(joined[key], name) for key, name in places])
+
+        def read() -> dict[tuple[int, str], UnitSamples]:
+            found = dict(zip(places, arrived(), strict=True))
+            return {
+                key: UnitSamples(**{name: found.get((key, name)) for name in vars(samples)})
+                for key, samples in joined.items()
+            }
+
+        return read
 
     def _eigenvalue_columns(self, layer: int, name: str, n_units: int) -> dict[str, list[Any]]:
         found, form = self._eigenvalues.get(layer, (lambda: ([], 0.0), ""))
@@ -292,10 +298,12 @@ def _plain(values: Tensor) -> list[Any]:
     return [_finite(value) for value in values.tolist()]
 
 
-def _eigenvalue_scores(products: Float[Tensor, "head_and_draw n n"]) -> tuple[list[float], float]:
-    """The scores of the heads, and the standard deviation of those of the random ones after them."""
-    # A thread waits here for the device, and not the one that gives it work.
-    scores = copying.eigenvalue_ratio(products.cpu())
+def _eigenvalue_scores(arrived: Callable[[], list[Tensor]]) -> tuple[list[float], float]:
+    """The scores of the heads, and the standard deviation of those of the random ones after them.
+
+    `arrived` waits for the products of both, [head_and_draw n n]: in a thread, where there is one.
+    """
+    scores = copying.eigenvalue_ratio(arrived()[0])
     return scores[:-NULL_DRAWS].tolist(), float(scores[-NULL_DRAWS:].std())
 
 

@@ -107,7 +107,7 @@ def target_weights_at(
 def by_offset(
     pattern: Float[Tensor, "batch head dest src"], probe: RepeatedTokens, offsets: tuple[int, ...]
 ) -> dict[str, Float[Tensor, "batch head *offset"]]:
-    """`rowsum`, `latest` and `pairs` at the first of the offsets, and `by_offset`: `rowsum` at all of them."""
+    """`rowsum`, `latest` and `pairs` at the first offset, and `by_offset`: `rowsum` at all of them."""
     weights = target_weights_at(pattern, probe, offsets).double()
     counts = [_counts_at(probe, offset) for offset in offsets]
     n_rows = probe.once(("n_rows", *offsets), lambda: torch.stack([count["rowsum"] for count in counts]))

@@ -216,8 +216,7 @@ class LanguageModelSubject(Subject):
         for layer, x in enumerate(inputs):
             mixer = self.model.blocks[layer].attn
             chosen = units if mixer.kind == "mamba1" else None
-            readings = tuple(mixer.read(x, name, units=chosen) for name in mixer.readings)
-            factors = mixer.ov_factors(x)
+            readings, factors = mixer.read_all(x, units=chosen)
             look(
                 LayerView(
                     layer=layer,

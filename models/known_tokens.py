@@ -9,8 +9,8 @@ from torch import Tensor
 class KnownTokens:
     """The tensors on a GPU that were last accepted: reading ids there waits for all the work before it.
 
-    A tensor, or an equal view of its memory, is known until it is written to. Nothing is copied along with the
-    model that holds this.
+    A tensor, or an equal view of its memory, is known until it is written to. Nothing is copied along with
+    the model that holds this.
     """
 
     # Enough for all probes and windows of a detection.

@@ -259,8 +259,8 @@ class Mamba2(Mamba):
         channels = slice(0, self.d_inner)
         return Mamba2Parts(mixer=self, inner=xBC[..., channels], pre=pre[..., channels], scan=scan, gate=gate)
 
-    def _read(self, x: Tensor, reading: str, units: str) -> Reading:
-        return mamba2_reading(self._parts(x), reading)
+    def _reading(self, parts: Mamba2Parts, reading: str, units: str) -> Reading:
+        return mamba2_reading(parts, reading)
 
     def init_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -301,9 +301,8 @@ class Mamba2(Mamba):
         if self.norm is not None:
             self.norm.weight.fill_(1)
 
-    def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:
+    def _factors(self, parts: Mamba2Parts) -> OVFactors:
         """By head: in_proj, sum of taps, mean sigmoid(pre), mean gate and norm, out_proj."""
-        parts = self._parts(x)
         gain = self._tap_gain(parts.pre)
         mean_gate = parts.gate.mean((0, 1)).view(self.n_heads, self.d_head, 1)
         return OVFactors(

@@ -19,8 +19,8 @@ from torch import Tensor
 
 # Rows of a tile: fewer mean fewer exponentials, more mean larger products.
 TILE = 8
-# The same where one pass goes through the whole of a long sequence, and on a GPU: fewer updates of all earlier
-# sources.
+# The same where one pass goes through the whole of a long sequence, and on a GPU: fewer updates of all
+# earlier sources.
 LONG_TILE = 32
 
 
