@@ -177,8 +177,17 @@ class ScoredLosses:
 class LayersAbove:
     """A layer and what is above it, run for variants of the layer's `hook_z`."""
 
-    def __init__(self, model: LanguageModel, layer: int, resid: Tensor, losses: ScoredLosses, budget: int):
-        self.model, self.layer, self.resid, self.losses = model, layer, resid, losses
+    def __init__(
+        self,
+        model: LanguageModel,
+        layer: int,
+        inputs: tuple[Tensor, Tensor],
+        losses: ScoredLosses,
+        budget: int,
+    ):
+        """`inputs`: the residual stream before the layer, and its mixer's input (see `layer_inputs`)."""
+        self.model, self.layer, self.losses = model, layer, losses
+        self.resid, self.x = resid, _ = inputs
         self.copies = max(1, budget // (resid.shape[0] * resid.shape[1]))
 
     def __call__(self, variants: Iterator[Tensor]) -> Float[Tensor, "row batch"]:
@@ -195,22 +204,20 @@ class LayersAbove:
 
     def _losses(self, group: list[Tensor]) -> Tensor:
         z = torch.cat(group)
-        mixer = self.model.blocks[self.layer].attn
-        with listening(mixer.hook_z, lambda _, args, out: z):
-            return self._run(len(group))
+        resid = self.resid.repeat(len(group), 1, 1)
+        after = self.model.blocks[self.layer](resid, lambda mixer, _: mixer.output_from_z(self.x, z))
+        return self.losses(self._run(after, self.layer + 1), len(group))
 
-    def _run(self, copies: int) -> Tensor:
-        resid = self.resid.repeat(copies, 1, 1)
-        n_layers = self.model.config.n_layers
-        last = self.model(resid, start_at_layer=self.layer, stop_at_layer=n_layers)
-        return self.losses(last, copies)
+    def _run(self, resid: Tensor, start: int) -> Tensor:
+        """The final residual stream from the one before layer `start`."""
+        return self.model(resid, start_at_layer=start, stop_at_layer=self.model.config.n_layers)
 
     def taps(self) -> Iterator[Float[Tensor, " batch"]]:
         """Loss with each tap zeroed, by lag: 0 is the current input."""
         weight = self.model.blocks[self.layer].attn.conv1d.weight
         for lag in range(weight.shape[-1]):
             with zeroed_tap(weight, lag):
-                yield self._run(1)[0]
+                yield self.losses(self._run(self.resid, self.layer), 1)[0]
 
 
 @contextmanager

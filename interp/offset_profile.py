@@ -246,7 +246,7 @@ class _Run:
         losses: "ScoredLosses",
         base: Tensor,
     ) -> LayerProfile:
-        resid, x = inputs
+        x = inputs[1]
         mixer = self.model.blocks[layer].attn
         units = self.mamba_units if mixer.kind == "mamba1" else None
         reading = mixer.read(x, self.reading, units=units)
@@ -254,7 +254,7 @@ class _Run:
             self.read[layer] = reading
         z = hook_z_of(mixer, x)
         cut = EdgeCut(reading, z, self._rows(reading))
-        above = LayersAbove(self.model, layer, resid, losses, self.budget)
+        above = LayersAbove(self.model, layer, inputs, losses, self.budget)
         sets = [*edges.values(), *random]
         if "previous" in self.controls:
             sets.append(matches.previous())

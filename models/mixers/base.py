@@ -161,6 +161,17 @@ class Mixer(nn.Module, abc.ABC):
             )
         return units
 
+    @abc.abstractmethod
+    def output_from_z(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        z: Float[Tensor, "copies_batch seq head d_head"],
+    ) -> Float[Tensor, "copies_batch seq d_model"]:
+        """The output where `hook_z` gives z: only what comes after that point is computed.
+
+        `z` may hold several variants of the batch, one after the other, of one and the same input x.
+        """
+
     def read_all(
         self, x: Float[Tensor, "batch seq d_model"], *, units: str | None = None
     ) -> tuple[tuple[Reading, ...], OVFactors]:

@@ -107,8 +107,16 @@ class Mamba1(Mamba):
                 y, ssm = self._chunked(scan, before)
                 if form is Form.PARALLEL:
                     y = self._parallel(scan, before)
-            y = self.hook_z(y[..., None])[..., 0] * self.hook_gate(F.silu(z))
+            y = self._gated(self.hook_z(y[..., None]), z)
         return self._output(y), Mamba1State(ssm=ssm, conv=conv, length=start + x.shape[1])
+
+    def _gated(self, y: Float[Tensor, "batch seq d_inner 1"], z: Tensor) -> Tensor:
+        return y[..., 0] * self.hook_gate(F.silu(z))
+
+    def output_from_z(self, x: Tensor, z: Tensor) -> Tensor:
+        """See `Mixer.output_from_z`: x gives the gate."""
+        gate = self.in_proj(x).chunk(2, -1)[1]
+        return self._output(self._gated(z, gate.repeat(len(z) // len(x), 1, 1)))
 
     def _select(self, u: Float[Tensor, "batch seq d_inner"]) -> _Scan:
         """B, C and dt from the convolution's output."""

@@ -146,13 +146,20 @@ class Mamba2(Mamba):
             else:
                 y, ssm = self._parallel(scan, before), self._chunked(scan, before)[1]
             y = y + self.D[:, None] * scan.x
-        y = self.hook_z(y).flatten(2)
+        y = self._gated(self.hook_z(y), z)
+        return self._output(y), Mamba2State(ssm=ssm, conv=conv, length=start + x.shape[1])
+
+    def _gated(self, y: Float[Tensor, "batch seq head d_head"], z: Tensor) -> Tensor:
+        y = y.flatten(2)
         if y.is_cuda and self.norm is not None and not attached(self.hook_gate):
             # Nothing looks at the gate: it is multiplied inside the norm.
-            y = self.norm(y, z)
-        else:
-            y = self._normed(y * self.hook_gate(F.silu(z)))
-        return self._output(y), Mamba2State(ssm=ssm, conv=conv, length=start + x.shape[1])
+            return self.norm(y, z)
+        return self._normed(y * self.hook_gate(F.silu(z)))
+
+    def output_from_z(self, x: Tensor, z: Tensor) -> Tensor:
+        """See `Mixer.output_from_z`: x gives the gate."""
+        gate = self.in_proj(x).split(self._in_widths, -1)[0]
+        return self._output(self._gated(z, gate.repeat(len(z) // len(x), 1, 1)))
 
     def _is_one_operator(self, packed: Tensor) -> bool:
         """Whether what lies between the projections is one operator: in training on a GPU, where nothing
