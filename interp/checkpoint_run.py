@@ -121,7 +121,7 @@ class CheckpointRun:
         if self._plan is None:
             self._plan = self.work.plan(subject)
         plan = self._plan
-        check_finite_outputs(subject, plan.loss_in_order.tokens, f"step {checkpoint.step}")
+        check_finite_outputs(subject, plan.loss_tokens, f"step {checkpoint.step}")
         measured = self.work.measure(subject, plan, checkpoint)
         origin = subject.origin
         digest = digest or (origin or {}).get("weight_sha256")

@@ -323,8 +323,7 @@ _NO_LEARNING = dict.fromkeys(
 
 def _repeats(subject: Subject, plan: Plan) -> Callable[[], dict[str, Any]]:
     """Begins with the losses on repeated tokens; what is returned reads them."""
-    in_order, shuffled = plan.loss_in_order, plan.loss_shuffled
-    losses = icl.repeat_losses(subject.losses(in_order.tokens), subject.losses(shuffled.tokens), in_order)
+    losses = icl.repeat_losses(*subject.losses(plan.loss_tokens).chunk(2), plan.loss_in_order)
     order_gain = losses.order_gain
     names = ("repeat_loss_nats", "first_copy_loss_nats", "repeat_gain_nats", "order_gain_nats")
     means = (part.mean() for part in (losses.later_copies, losses.first_copy, losses.repeat_gain, order_gain))

@@ -25,9 +25,7 @@ def run(monkeypatch, tmp_path):
     """Runs checkpoints by the names of their weights ("-" cannot be opened); what was done, and the run."""
     monkeypatch.setattr(checkpoint_run, "check_finite_outputs", lambda *args: None)
     subject = SimpleNamespace(mixers=("softmax",), n_layers=1, n_heads=1, origin=None)
-    plan = SimpleNamespace(
-        loss_in_order=SimpleNamespace(tokens=None), record=PROBE, notes=(), windows_from=None
-    )
+    plan = SimpleNamespace(loss_tokens=None, record=PROBE, notes=(), windows_from=None)
 
     def started(weights, *, overlap, lenient=False):
         done = []
