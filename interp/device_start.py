@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import os
 import threading
 
 
@@ -18,6 +19,8 @@ def _begin_context(device: str) -> None:
     """The driver's own context of a device ("cuda", "cuda:N"), which torch then finds: without torch, whose
     import takes as long.
     """
+    # As torch would set it: the driver reads it once.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     with contextlib.suppress(OSError, ValueError, AttributeError):
         driver = ctypes.CDLL("libcuda.so.1")
         handle, context = ctypes.c_int(), ctypes.c_void_p()

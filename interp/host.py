@@ -32,7 +32,8 @@ def _arriving(tensor: Tensor) -> Callable[[], Tensor]:
     if not tensor.is_cuda:
         return tensor.cpu
     found = tensor.to("cpu", non_blocking=True)
-    there = torch.cuda.Event()
+    # Whoever waits leaves its core to others.
+    there = torch.cuda.Event(blocking=True)
     there.record(torch.cuda.current_stream(tensor.device))
 
     def wait() -> Tensor:

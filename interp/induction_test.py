@@ -147,7 +147,7 @@ def copying_at_offsets(
     readout = torch.einsum("usd,bkd->busk", reading.W_out, centred.to(reading.W_out.dtype))
     edges, followers, n_edges = matches.joined(tuple(offsets))
     ratios = []
-    size = max(1, BLOCK[readout.device.type] // readout[0].numel())
+    size = max(1, BLOCK["cuda" if readout.is_cuda else "cpu"] // readout[0].numel())
     for batch, dest, src, token in zip(*(part.split(size) for part in (*edges, followers)), strict=True):
         logits = torch.einsum("nus,nusk->nuk", reading.edges(batch, dest, src), readout[batch])
         raised = logits.double().relu()

@@ -105,7 +105,7 @@ class Subject(abc.ABC):
 
     def batches(self, n: int, seq: int) -> Iterator[slice]:
         """Slices of n sequences that go through one forward pass together, memory bounded."""
-        kind = torch.device(self.device).type
+        kind = "cuda" if torch.device(self.device).type == "cuda" else "cpu"
         size = max(1, min(_LOGITS_PER_PASS[kind] // (seq * self.d_vocab), _TOKENS_PER_PASS[kind] // seq))
         return (slice(start, min(n, start + size)) for start in range(0, n, size))
 

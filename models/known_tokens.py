@@ -21,7 +21,7 @@ class KnownTokens:
         self._kept: OrderedDict[tuple, Tensor] = OrderedDict()
 
     def __contains__(self, tokens: Tensor) -> bool:
-        return not tokens.is_inference() and _place(tokens) in self._kept
+        return not (tokens.is_cpu or tokens.is_inference()) and _place(tokens) in self._kept
 
     def add(self, tokens: Tensor) -> None:
         """Remember a tensor that is not on the CPU; others are read too quickly for that to be worth it."""

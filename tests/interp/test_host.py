@@ -35,6 +35,7 @@ def test_the_context_is_that_of_the_device_asked_for(monkeypatch):
             called.append(handle.value)
 
     monkeypatch.setattr(ctypes, "CDLL", Driver)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     for failure, device, expected in ((0, "cuda", [100]), (0, "cuda:3", [103]), (100, "cuda", [])):
         called, Driver.failure = [], failure
         device_start._begin_context(device)
@@ -46,5 +47,6 @@ def test_a_machine_without_a_driver_is_left_to_say_so_later(monkeypatch):
         raise OSError(name)
 
     monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setenv("CUDA_MODULE_LOADING", "LAZY")
     device_start._begin_context("cuda")
     device_start._begin_context("cuda:x")
