@@ -1,4 +1,7 @@
-"""Scoring checkpoints in order: shared over processes, equal weights once, finished ones not again."""
+"""Scoring checkpoints in order: shared over processes, equal weights once, finished ones not again.
+
+On a GPU a checkpoint is ended while the next one is on its way: meanwhile the host computes eigenvalues.
+"""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -19,11 +22,17 @@ Progress = Callable[[int, int, int], None]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """What is done with a loaded checkpoint: choose probes (once), score, make maps (of the last one)."""
+    """What is done with a loaded checkpoint: choose probes (once), score, make maps (of the last one).
+
+    Attributes:
+        measure: Done with the model when it returns; the function that it returns gives the scores.
+        overlap: Whether to call that function when the next checkpoint has been measured, or at once.
+    """
 
     plan: Callable[[Subject], Plan]
-    measure: Callable[[Subject, Plan, Checkpoint], CheckpointScores]
+    measure: Callable[[Subject, Plan, Checkpoint], Callable[[], CheckpointScores]]
     maps: Callable[[Subject, Plan, CheckpointScores], tuple[AttentionMap, ...]]
+    overlap: bool = False
 
 
 @dataclass(kw_only=True)
@@ -43,7 +52,7 @@ class CheckpointRun:
     left_out: list[str] = field(default_factory=list)
     _plan: Plan | None = None
     _ahead: "_Ahead | None" = None
-    _seen: dict[str, Finished] = field(default_factory=dict)
+    _seen: dict[str, Callable[[], Finished]] = field(default_factory=dict)
 
     def __call__(self, chosen: Sequence[Checkpoint]) -> list[Finished]:
         """Scores of all checkpoints, in order; on several processes each does a part, and all get everything.
@@ -53,18 +62,27 @@ class CheckpointRun:
         """
         ranks = current_ranks()
         mine = ranks.share(chosen)
-        found = []
+        found: list[Finished] = []
+        waiting: list[Callable[[], Finished]] = []
         with ThreadPoolExecutor(1) as pool:
             self._ahead = _Ahead(pool, mine)
             for n, checkpoint in enumerate(mine):
                 self._tell(ranks, n, len(mine), checkpoint.step)
+                last = checkpoint is chosen[-1]
+                earlier, waiting = waiting, []
                 try:
-                    digest = self._ahead.digest(n)
-                    found.append(self._score(checkpoint, digest, last=checkpoint is chosen[-1]))
+                    waiting = [self._score(checkpoint, self._ahead.digest(n), last=last)]
                 except (CheckpointError, ConfigError) as error:
                     if not self.lenient:
                         raise
                     self.left_out.append(f"step {checkpoint.step}: {error}")
+                finally:
+                    # Whatever became of this one.
+                    found += [end() for end in earlier]
+                if last or not self.work.overlap:
+                    found += [end() for end in waiting]
+                    waiting = []
+            found += [end() for end in waiting]
         if mine:
             self._tell(ranks, len(mine), len(mine), mine[-1].step)
         found, self.left_out = ranks.gather(found), ranks.gather(self.left_out)
@@ -76,28 +94,35 @@ class CheckpointRun:
         if self.progress and ranks.is_main:
             self.progress(done, total, step)
 
-    def _score(self, checkpoint: Checkpoint, digest: str | None, *, last: bool) -> Finished:
+    def _score(self, checkpoint: Checkpoint, digest: str | None, *, last: bool) -> Callable[[], Finished]:
+        """Begins with a checkpoint; what is returned ends it, once."""
         kept = self.finished.get(checkpoint.step, digest) if self.finished else None
         # The last one is read whole: the maps are made from it.
         if kept is None and not last and digest in self._seen:
-            kept = _again(self._seen[digest], checkpoint)
-        if kept is None or (last and kept.maps is None):
-            kept = self._computed(checkpoint, digest, last)
-            if self.finished:
-                self.finished.put(kept, digest)
-        if digest:
-            self._seen.setdefault(digest, kept)
-        return kept
+            seen = self._seen[digest]
+            return lambda: _again(seen(), checkpoint)
+        computed = kept is None or (last and kept.maps is None)
+        begun = self._computed(checkpoint, digest, last) if computed else lambda: kept
 
-    def _computed(self, checkpoint: Checkpoint, digest: str | None, last: bool) -> Finished:
+        def end() -> Finished:
+            found = begun()
+            if computed and self.finished:
+                self.finished.put(found, digest)
+            return found
+
+        once = _Once(end)
+        if digest:
+            self._seen.setdefault(digest, once)
+        return once
+
+    def _computed(self, checkpoint: Checkpoint, digest: str | None, last: bool) -> Callable[[], Finished]:
         subject = checkpoint.open()
         self._ahead.opened()
         if self._plan is None:
             self._plan = self.work.plan(subject)
         plan = self._plan
-        check_finite_outputs(subject, plan.loss_in_order.tokens, f"step {checkpoint.step}")
-        scores = self.work.measure(subject, plan, checkpoint)
-        check_finite_scores(scores)
+        check_finite_outputs(subject, plan.loss_tokens, f"step {checkpoint.step}")
+        measured = self.work.measure(subject, plan, checkpoint)
         origin = subject.origin
         digest = digest or (origin or {}).get("weight_sha256")
         facts = Facts(
@@ -109,8 +134,28 @@ class CheckpointRun:
             text=plan.windows_from,
             origin=origin,
         )
-        maps = self.work.maps(subject, plan, scores) if last else None
-        return Finished(scores=dataclasses.replace(scores, weight_sha256=digest), facts=facts, maps=maps)
+
+        def end() -> Finished:
+            scores = measured()
+            check_finite_scores(scores)
+            maps = self.work.maps(subject, plan, scores) if last else None
+            return Finished(scores=dataclasses.replace(scores, weight_sha256=digest), facts=facts, maps=maps)
+
+        return end
+
+
+class _Once:
+    """What a function returns when it is called for the first time; the function is then let go."""
+
+    def __init__(self, end: Callable[[], Finished]):
+        self._end: Callable[[], Finished] | None = end
+        self._found: Finished | None = None
+
+    def __call__(self) -> Finished:
+        if self._end is not None:
+            self._found = self._end()
+            self._end = None
+        return self._found
 
 
 class _Ahead:

@@ -5,13 +5,14 @@ import contextlib
 import importlib.util
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from interp.device_start import begin_device
 from interp.output_files import STDOUT, check_outputs
 from interp.records import SCORES, DetectionReport, to_csv, to_json, write_text
 from interp.standard_output import printed, write_bytes
+from models import without_lens
 
 PROG = "detect-induction"
 
@@ -21,6 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     usage).
     """
     options = _parser().parse_args(argv)
+    if argv is None:
+        # The process is this command's own: nothing in it hooks a model by means of transformer_lens.
+        without_lens()
     if sys.stderr is None:
         # Closed (`2>&-`): print would write to stdout instead.
         sys.stderr = open(os.devnull, "w")
@@ -176,7 +180,7 @@ def _run(options: argparse.Namespace) -> None:
     if options.html:
         _check_installed("plotly", "--html")
     if options.device.startswith("cuda"):
-        threading.Thread(target=_begin_device, args=(options.device,), daemon=True).start()
+        begin_device(options.device)
     from interp import detect
     from interp.table import print_report
 
@@ -219,19 +223,6 @@ def _write(contents: Sequence[tuple[str, str]]) -> None:
             write_bytes(content.encode("utf-8"))
         else:
             write_text(name, content)
-
-
-def _begin_device(device: str) -> None:
-    """What waits for the device and the disk, while the main thread reads: the device's context, and Triton's
-    hash of its own files, by which it finds compiled kernels. What fails here fails again where it is used.
-    """
-    with contextlib.suppress(Exception):
-        import torch
-
-        torch.zeros(1, device=device)
-        from triton.runtime.cache import triton_key
-
-        triton_key()
 
 
 def _contents(options: argparse.Namespace, report: DetectionReport) -> list[tuple[str, str]]:

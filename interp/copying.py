@@ -8,6 +8,7 @@ raised, -1 when it is not raised.
 """
 
 import functools
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -204,26 +205,31 @@ def eigenvalue_ratio(product: Float[Tensor, "head n n"]) -> Float[Tensor, " head
     return values.real.sum(-1) / values.abs().sum(-1)
 
 
-# A number of threads is that of the thread that sets it and of those begun after it: no two callers at once.
-_lapack = threading.Lock()
-
-
 def _eigenvalues(matrices: Float[Tensor, "head n n"]) -> Tensor:
-    """Eigenvalues of each matrix; large ones side by side, since LAPACK takes one after the other.
+    """Eigenvalues of each matrix; large ones side by side, since LAPACK takes one after the other."""
+    if len(matrices) == 1 or matrices.shape[-1] < 128:
+        return torch.linalg.eigvals(matrices)
+    with _beginning:
+        solvers = _solvers(os.getpid())
+    return torch.stack(list(solvers.map(torch.linalg.eigvals, matrices)))
 
-    Each takes one thread meanwhile: with all of them for each matrix they hinder one another.
+
+_beginning = threading.Lock()
+
+
+@functools.lru_cache(maxsize=1)
+def _solvers(process: int) -> ThreadPoolExecutor:
+    """Threads for one matrix at a time each, of all callers of this process together.
+
+    LAPACK takes one thread in each: with more for each matrix they hinder one another.
     """
-    with _lapack:
-        if len(matrices) == 1 or matrices.shape[-1] < 128:
-            return torch.linalg.eigvals(matrices)
-        n_threads = torch.get_num_threads()
-        alone = {"initializer": torch.set_num_threads, "initargs": (1,)}
-        try:
-            with ThreadPoolExecutor(min(len(matrices), n_threads), **alone) as pool:
-                return torch.stack(list(pool.map(torch.linalg.eigvals, matrices)))
-        finally:
-            # This thread's number has stayed; threads to come shall have it too.
-            torch.set_num_threads(n_threads)
+    n_threads = torch.get_num_threads()
+    solvers = ThreadPoolExecutor(n_threads, "eigenvalues", torch.set_num_threads, (1,))
+    begun = threading.Barrier(n_threads)
+    list(solvers.map(lambda _: begun.wait(), range(n_threads)))
+    # The number is that of the thread that sets it and of those to come, which shall have the old one.
+    torch.set_num_threads(n_threads)
+    return solvers
 
 
 @functools.lru_cache(maxsize=2)

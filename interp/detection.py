@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
 from interp.head_scores import HeadScores
-from interp.host import to_host
+from interp.host import begin_to_host
 from interp.induction_test import N_SEQUENCES, CausalScore, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
@@ -141,6 +141,7 @@ def detect(
                 0 if edge_scores.chosen(plan.probe, linear_memory) else n_maps,
                 mamba_units,
             ),
+            overlap=torch.device(device).type == "cuda" and all(c.prepare is not None for c in chosen),
         ),
         finished=None if resume is None else FinishedFolder(resume, settings),
         lenient=source.lenient,
@@ -288,24 +289,28 @@ def _measure(
     wanted: frozenset[str],
     units: str | None,
     linear_memory: bool | None,
-) -> CheckpointScores:
+) -> Callable[[], CheckpointScores]:
+    """Does everything that needs the model; what is returned waits for the numbers and puts them together."""
     with_copying = "copying" in wanted
     heads = HeadScores(subject, plan.probe, with_copying=with_copying, linear_memory=linear_memory)
     with torch.no_grad():
         heads.visit(units=units)
-        behaviour: dict[str, Any] = _repeats(subject, plan) if "repeats" in wanted else _NO_REPEATS
-        learning = _learning(subject, plan) if "in_context_learning" in wanted else _NO_LEARNING
+        behaviour = _repeats(subject, plan) if "repeats" in wanted else lambda: _NO_REPEATS
+        learning = _learning(subject, plan) if "in_context_learning" in wanted else lambda: _NO_LEARNING
     causal: tuple[CausalScore, ...] = ()
     if plan.causal:
         # Clusters of channels are made from the whole probe.
         n_sequences = None if (units or "").startswith("cluster") else N_SEQUENCES
         causal = causal_scores(subject, plan.probe, units=units, n_sequences=n_sequences)
-    # Last: on a GPU the eigenvalues are still being computed on the host.
-    with torch.no_grad():
+
+    @torch.no_grad()
+    def scores() -> CheckpointScores:
         records = with_causal(heads.records(), causal)
-    return CheckpointScores(
-        step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour, **learning
-    )
+        return CheckpointScores(
+            step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour(), **learning()
+        )
+
+    return scores
 
 
 _NO_REPEATS = dict.fromkeys(
@@ -316,23 +321,29 @@ _NO_LEARNING = dict.fromkeys(
 )
 
 
-def _repeats(subject: Subject, plan: Plan) -> dict[str, Any]:
-    in_order, shuffled = plan.loss_in_order, plan.loss_shuffled
-    losses = icl.repeat_losses(subject.losses(in_order.tokens), subject.losses(shuffled.tokens), in_order)
+def _repeats(subject: Subject, plan: Plan) -> Callable[[], dict[str, Any]]:
+    """Begins with the losses on repeated tokens; what is returned reads them."""
+    losses = icl.repeat_losses(*subject.losses(plan.loss_tokens).chunk(2), plan.loss_in_order)
     order_gain = losses.order_gain
     names = ("repeat_loss_nats", "first_copy_loss_nats", "repeat_gain_nats", "order_gain_nats")
     means = (part.mean() for part in (losses.later_copies, losses.first_copy, losses.repeat_gain, order_gain))
-    *found, error, by_sequence = to_host([*means, icl.standard_error(order_gain), order_gain])
-    return {
-        **{name: value.item() for name, value in zip(names, found, strict=True)},
-        "order_gain_se_nats": error.item(),
-        "order_gain_by_sequence": tuple(by_sequence.tolist()),
-    }
+    arrived = begin_to_host([*means, icl.standard_error(order_gain), order_gain])
+
+    def read() -> dict[str, Any]:
+        *found, error, by_sequence = (part.tolist() for part in arrived())
+        return {
+            **dict(zip(names, found, strict=True)),
+            "order_gain_se_nats": error,
+            "order_gain_by_sequence": tuple(by_sequence),
+        }
+
+    return read
 
 
-def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
+def _learning(subject: Subject, plan: Plan) -> Callable[[], dict[str, Any]]:
+    """Begins with the losses on the windows; what is returned reads them."""
     if plan.windows is None:
-        return _NO_LEARNING
+        return lambda: _NO_LEARNING
     losses = subject.losses(plan.windows)
     learned = icl.in_context_learning_score(losses, plan.icl_positions)
     places, share = plan.hits
@@ -341,18 +352,23 @@ def _learning(subject: Subject, plan: Plan) -> dict[str, Any]:
     values += [by_window.mean(), by_window, losses.mean(0)]
     # Where no bigram comes again there is no loss to take the mean of.
     values += [losses[places].mean()] if share else []
-    loss, score, error, window, by_window, by_position, *hits = (part.tolist() for part in to_host(values))
-    return {
-        "loss_nats": loss,
-        "in_context_learning_nats": score,
-        "in_context_learning_se_nats": error,
-        "in_context_learning_window_nats": window,
-        "icl_positions": (learned.late, learned.early),
-        "hit_loss_nats": hits[0] if hits else None,
-        "hit_share": share,
-        "in_context_learning_by_window": tuple(by_window),
-        "loss_by_position_nats": tuple(by_position),
-    }
+    arrived = begin_to_host(values)
+
+    def read() -> dict[str, Any]:
+        loss, score, error, window, by_window, by_position, *hits = (part.tolist() for part in arrived())
+        return {
+            "loss_nats": loss,
+            "in_context_learning_nats": score,
+            "in_context_learning_se_nats": error,
+            "in_context_learning_window_nats": window,
+            "icl_positions": (learned.late, learned.early),
+            "hit_loss_nats": hits[0] if hits else None,
+            "hit_share": share,
+            "in_context_learning_by_window": tuple(by_window),
+            "loss_by_position_nats": tuple(by_position),
+        }
+
+    return read
 
 
 def _notes(wanted: frozenset[str], done: list[CheckpointScores], bos: int | None) -> list[str]:

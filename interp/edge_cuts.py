@@ -17,7 +17,7 @@ from models.language_model import LanguageModel
 from models.mixers.reading import Reading
 
 # Numbers in the largest temporary of one pass: source vectors of edges, logits.
-_NUMBERS_PER_BLOCK = 1 << 24
+_NUMBERS_PER_BLOCK = {"cpu": 1 << 24, "cuda": 1 << 27}
 # The rest of a row that is rescaled after a cut: below this share it is noise.
 _LEAST_REST = 1e-4
 
@@ -71,7 +71,8 @@ class EdgeCut:
                 yield from self._one_by_one(edges, renormalise)
             return
         # As many sets together as fit a block.
-        size = max(1, _NUMBERS_PER_BLOCK // (self.reading.taps.shape[-1] * self.reading.n_units))
+        most = _NUMBERS_PER_BLOCK[self.z.device.type]
+        size = max(1, most // (self.reading.taps.shape[-1] * self.reading.n_units))
         size = max(1, size // self.z[..., 0, 0].numel())
         for start in range(0, len(sets), size):
             removed = self._removed(sets[start : start + size])[0]
@@ -111,7 +112,8 @@ class EdgeCut:
         unit_of[channels] = torch.arange(len(index), device=index.device) // self.reading.z_index.shape[1]
         rows = torch.tensor([-1 if row is None else row for row in self.rows], device=index.device)
         cut = (rows[:, None] == unit_of[:-1]) | (rows[:, None] < 0)
-        return channels, list(cut.split(max(1, _NUMBERS_PER_BLOCK // self.z.numel())))
+        most = _NUMBERS_PER_BLOCK[self.z.device.type]
+        return channels, list(cut.split(max(1, most // self.z.numel())))
 
     def _without(self, removed: Float[Tensor, "set batch dest unit d_source"]) -> Iterator[Tensor]:
         """z [batch dest channel] of each set and row where every channel belongs to one unit."""
@@ -119,9 +121,11 @@ class EdgeCut:
         flat = self.z.flatten(2)
         totals = flat.new_zeros(len(removed), *flat.shape[:2], flat.shape[2] + 1)
         totals[..., channels] = removed.flatten(3)
-        for total in totals[..., :-1]:
+        # Of few rows as many sets together as fit a block.
+        n_sets = max(1, _NUMBERS_PER_BLOCK[flat.device.type] // (len(self.rows) * flat.numel()))
+        for some in totals[..., :-1].split(n_sets if len(cut_by_rows) == 1 else 1):
             for cut in cut_by_rows:
-                yield from (flat - total * cut[:, None, None]).unbind()
+                yield from (flat - some[:, None] * cut[:, None, None]).flatten(0, 1).unbind()
 
     def _removed(
         self, sets: Sequence[Edges], with_share: bool = False
@@ -132,7 +136,7 @@ class EdgeCut:
         d_source = reading.taps.shape[-1]
         total = self.z.new_zeros(len(sets) * n_batch * seq, reading.n_units, d_source)
         share = self.z.new_zeros(len(total), reading.n_units) if with_share else None
-        size = max(1, _NUMBERS_PER_BLOCK // (reading.n_units * d_source))
+        size = max(1, _NUMBERS_PER_BLOCK[self.z.device.type] // (reading.n_units * d_source))
         # The n-th set's rows lie n times the batch further on.
         first = torch.cat([torch.full_like(e.dest, n * n_batch * seq) for n, e in enumerate(sets)])
         edges = (torch.cat(parts) for parts in zip(*sets, strict=True))
@@ -159,7 +163,7 @@ class ScoredLosses:
         """`resid` holds `copies` variants of the batch, one after the other."""
         rows = resid.unflatten(0, (copies, -1))[:, self.batch, self.place].flatten(0, 1)
         target = self.target.repeat(copies)
-        size = max(1, _NUMBERS_PER_BLOCK // self.model.config.d_vocab)
+        size = max(1, _NUMBERS_PER_BLOCK[rows.device.type] // self.model.config.d_vocab)
         parts = []
         for piece, wanted in zip(rows.split(size), target.split(size), strict=True):
             logits = self.model.unembed(self.model.ln_final(piece))
@@ -173,8 +177,17 @@ class ScoredLosses:
 class LayersAbove:
     """A layer and what is above it, run for variants of the layer's `hook_z`."""
 
-    def __init__(self, model: LanguageModel, layer: int, resid: Tensor, losses: ScoredLosses, budget: int):
-        self.model, self.layer, self.resid, self.losses = model, layer, resid, losses
+    def __init__(
+        self,
+        model: LanguageModel,
+        layer: int,
+        inputs: tuple[Tensor, Tensor],
+        losses: ScoredLosses,
+        budget: int,
+    ):
+        """`inputs`: the residual stream before the layer, and its mixer's input (see `layer_inputs`)."""
+        self.model, self.layer, self.losses = model, layer, losses
+        self.resid, self.x = resid, _ = inputs
         self.copies = max(1, budget // (resid.shape[0] * resid.shape[1]))
 
     def __call__(self, variants: Iterator[Tensor]) -> Float[Tensor, "row batch"]:
@@ -191,22 +204,20 @@ class LayersAbove:
 
     def _losses(self, group: list[Tensor]) -> Tensor:
         z = torch.cat(group)
-        mixer = self.model.blocks[self.layer].attn
-        with listening(mixer.hook_z, lambda _, args, out: z):
-            return self._run(len(group))
+        resid = self.resid.repeat(len(group), 1, 1)
+        after = self.model.blocks[self.layer](resid, lambda mixer, _: mixer.output_from_z(self.x, z))
+        return self.losses(self._run(after, self.layer + 1), len(group))
 
-    def _run(self, copies: int) -> Tensor:
-        resid = self.resid.repeat(copies, 1, 1)
-        n_layers = self.model.config.n_layers
-        last = self.model(resid, start_at_layer=self.layer, stop_at_layer=n_layers)
-        return self.losses(last, copies)
+    def _run(self, resid: Tensor, start: int) -> Tensor:
+        """The final residual stream from the one before layer `start`."""
+        return self.model(resid, start_at_layer=start, stop_at_layer=self.model.config.n_layers)
 
     def taps(self) -> Iterator[Float[Tensor, " batch"]]:
         """Loss with each tap zeroed, by lag: 0 is the current input."""
         weight = self.model.blocks[self.layer].attn.conv1d.weight
         for lag in range(weight.shape[-1]):
             with zeroed_tap(weight, lag):
-                yield self._run(1)[0]
+                yield self.losses(self._run(self.resid, self.layer), 1)[0]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from interp import copying, edge_scores, prefix_matching, previous_token
 from interp.errors import DetectionError
-from interp.host import to_host
+from interp.host import begin_to_host
 from interp.prefix_matching import standard_error
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
@@ -61,17 +61,9 @@ def measure_reading(
     if edge_scores.chosen(probe, linear_memory):
         return _measure_by_edges(reading, probe, directions)
     weights = reading.weights()
-    targets = prefix_matching.target_weights_at(weights, probe, tuple(OFFSETS))
-    profile = [
-        prefix_matching.aggregate(part, probe, "rowsum", offset=offset)
-        for offset, part in zip(OFFSETS, targets, strict=True)
-    ]
     later = probe.first + probe.period
     found: dict[str, Tensor] = {
-        "rowsum": profile[0],
-        "latest": prefix_matching.aggregate(targets[0], probe, "latest", offset=OFFSETS[0]),
-        "pairs": prefix_matching.aggregate(targets[0], probe, "pairs", offset=OFFSETS[0]),
-        "by_offset": torch.stack(profile, dim=-1),
+        **prefix_matching.by_offset(weights, probe, tuple(OFFSETS)),
         "previous": previous_token.previous_token_by_sequence(
             previous_token.previous_weights(weights), first=1 + probe.first
         ),
@@ -135,23 +127,25 @@ class HeadScores:
         self._in_thread = on_gpu if in_thread is None else in_thread
         self._samples: dict[tuple[int, str], list[UnitSamples]] = {}
         self._labels: dict[tuple[int, str], tuple[str, str]] = {}
+        self._on_host: Callable[[], dict[tuple[int, str], UnitSamples]] = dict
         # By layer: what waits for the values, and in words what they are of.
         self._eigenvalues: dict[int, tuple[Callable[[], tuple[list[float], float]], str]] = {}
 
     def visit(self, *, units: str | None = None) -> None:
-        """Run the probe through the model."""
+        """Run the probe through the model. The model may change before the records are asked for."""
         tokens = self.probe.tokens
         # Clusters are made from the sequences of a batch: one batch, or they would differ.
         whole = units is not None and units.startswith("cluster")
         batches = [slice(0, len(tokens))] if whole else self.subject.batches(*tokens.shape)
-        pool = ThreadPoolExecutor(1) if self._in_thread and self.with_copying else None
+        pool = ThreadPoolExecutor(self.subject.n_layers) if self._in_thread and self.with_copying else None
         try:
             for batch in batches:
                 self._visit_batch(batch, units, pool)
         finally:
-            # The thread ends with what it was given; nobody has to wait for it.
+            # The threads end with what they were given; nobody has to wait for them.
             if pool is not None:
                 pool.shutdown(wait=False)
+        self._on_host = self._begin_to_host()
 
     def _visit_batch(self, batch: slice, units: str | None, pool: ThreadPoolExecutor | None) -> None:
         probe = self.probe.take(batch)
@@ -178,11 +172,11 @@ class HeadScores:
         gram = self.subject.gram(view.layer)
         product = copying.ov_product(view.W_V, view.W_O, gram)
         null = copying.null_product(view.W_V.shape[-1], gram, n_draws=NULL_DRAWS)
-        products = torch.cat([product, null]).cpu().split([len(product), NULL_DRAWS])
+        arrived = begin_to_host([torch.cat([product, null])])
         form = f"norm gains folded; {view.ov_form}"
         if pool is not None:
-            return pool.submit(_eigenvalue_scores, *products).result, form
-        found = _eigenvalue_scores(*products)
+            return pool.submit(_eigenvalue_scores, arrived).result, form
+        found = _eigenvalue_scores(arrived)
         return lambda: found, form
 
     def records(self) -> tuple[HeadScore, ...]:
@@ -194,14 +188,34 @@ class HeadScores:
         seq, first = self.probe.tokens.shape[1], 1 + self.probe.first
         chances = (chance, previous_token.uniform_chance(seq, first=first))
         records: list[HeadScore] = []
-        for (layer, name), parts in self._samples.items():
-            columns = _columns(_joined(parts))
+        for (layer, name), samples in self._on_host().items():
+            columns = _columns(samples)
             n_units = len(columns["prefix_matching"])
             eigenvalue = self._eigenvalue_columns(layer, name, n_units)
             for unit in range(n_units):
                 values = {key: column[unit] for key, column in (columns | eigenvalue).items()}
                 records.append(self._record(layer, name, unit, values, chances))
         return tuple(records)
+
+    def _begin_to_host(self) -> Callable[[], dict[tuple[int, str], UnitSamples]]:
+        """The samples of all layers and readings on the CPU, once they are there, in one transfer."""
+        joined = {key: _joined(parts) for key, parts in self._samples.items()}
+        places = [
+            (key, name)
+            for key, samples in joined.items()
+            for name, values in vars(samples).items()
+            if values is not None
+        ]
+        arrived = begin_to_host([getattr(joined[key], name) for key, name in places])
+
+        def read() -> dict[tuple[int, str], UnitSamples]:
+            found = dict(zip(places, arrived(), strict=True))
+            return {
+                key: UnitSamples(**{name: found.get((key, name)) for name in vars(samples)})
+                for key, samples in joined.items()
+            }
+
+        return read
 
     def _eigenvalue_columns(self, layer: int, name: str, n_units: int) -> dict[str, list[Any]]:
         found, form = self._eigenvalues.get(layer, (lambda: ([], 0.0), ""))
@@ -248,6 +262,8 @@ class HeadScores:
 
 
 def _joined(parts: list[UnitSamples]) -> UnitSamples:
+    if len(parts) == 1:
+        return parts[0]
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(UnitSamples)}
     return UnitSamples(**{name: None if v[0] is None else torch.cat(v) for name, v in columns.items()})
 
@@ -272,10 +288,8 @@ def _columns(samples: UnitSamples) -> dict[str, list[Any]]:
         "weight_by_offset": samples.by_offset.mean(0),
         "prefix_matching_by_sequence": samples.rowsum.T,
     }
-    measured = {name: values for name, values in scores.items() if values is not None}
-    on_host = zip(measured, to_host(list(measured.values())), strict=True)
-    columns = {name: _plain(values) for name, values in on_host}
-    return {name: columns.get(name, [None] * samples.rowsum.shape[1]) for name in scores}
+    absent = [None] * samples.rowsum.shape[1]
+    return {name: absent if values is None else _plain(values) for name, values in scores.items()}
 
 
 def _plain(values: Tensor) -> list[Any]:
@@ -284,12 +298,13 @@ def _plain(values: Tensor) -> list[Any]:
     return [_finite(value) for value in values.tolist()]
 
 
-def _eigenvalue_scores(
-    product: Float[Tensor, "head n n"], null: Float[Tensor, "draw n n"]
-) -> tuple[list[float], float]:
-    """The scores of the heads, and the standard deviation of those of random ones."""
-    scores = copying.eigenvalue_ratio(product).tolist()
-    return scores, float(copying.eigenvalue_ratio(null).std())
+def _eigenvalue_scores(arrived: Callable[[], list[Tensor]]) -> tuple[list[float], float]:
+    """The scores of the heads, and the standard deviation of those of the random ones after them.
+
+    `arrived` waits for the products of both, [head_and_draw n n]: in a thread, where there is one.
+    """
+    scores = copying.eigenvalue_ratio(arrived()[0])
+    return scores[:-NULL_DRAWS].tolist(), float(scores[-NULL_DRAWS:].std())
 
 
 def _mean(values: Float[Tensor, "batch unit position"] | None) -> Float[Tensor, " unit"] | None:

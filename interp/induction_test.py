@@ -33,8 +33,10 @@ MIN_STANDARD_ERRORS = 4.0
 MIN_COPYING = 0.0
 # Sequences of the probe that cuts are made on.
 N_SEQUENCES = 8
-# Numbers in the directions read out together, for the edges of a block: on CUDA, and elsewhere.
-CUDA_BLOCK, BLOCK = 1 << 26, 1 << 22
+# Tokens up to which the readings of all layers are kept between cuts and copying.
+KEPT_TOKENS = 1 << 12
+# Numbers in the directions read out together, for the edges of a block.
+BLOCK = {"cpu": 1 << 22, "cuda": 1 << 26}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,10 +92,11 @@ def causal_scores(
     """
     probe = probe.take(slice(0, n_sequences))
     matches = probe_matches(probe)
-    options = {"controls": ("random",), **options}
+    read: dict[int, Reading] | None = {} if probe.tokens.numel() <= KEPT_TOKENS else None
+    options = {"controls": ("random",), "read": read, **options}
     profile = offset_profile(subject.model, matches, mamba_units=units, layers=layers, **options)
     layers_of_units = [layer for layer in profile.layers if set(layer.units) != {None}]
-    copied = _copying(subject, probe, matches, layers_of_units, units)
+    copied = _copying(subject, probe, matches, layers_of_units, units, read or {})
     return tuple(
         score
         for layer, copying in zip(layers_of_units, copied, strict=True)
@@ -142,19 +145,17 @@ def copying_at_offsets(
     """`copying_at_offset` of several offsets, whose edges are read together."""
     centred = directions - directions.mean(1, keepdim=True)
     readout = torch.einsum("usd,bkd->busk", reading.W_out, centred.to(reading.W_out.dtype))
-    sets = [matches.at(offset) for offset in offsets]
-    followers = [matches.tokens[e.batch, e.src - o + 1] for e, o in zip(sets, offsets, strict=True)]
-    edges = (torch.cat(parts) for parts in (*zip(*sets, strict=True), followers))
+    edges, followers, n_edges = matches.joined(tuple(offsets))
     ratios = []
-    size = max(1, (CUDA_BLOCK if readout.is_cuda else BLOCK) // readout[0].numel())
-    for batch, dest, src, token in zip(*(part.split(size) for part in edges), strict=True):
+    size = max(1, BLOCK["cuda" if readout.is_cuda else "cpu"] // readout[0].numel())
+    for batch, dest, src, token in zip(*(part.split(size) for part in (*edges, followers)), strict=True):
         logits = torch.einsum("nus,nusk->nuk", reading.edges(batch, dest, src), readout[batch])
         raised = logits.double().relu()
         index = (sample[batch] == token[:, None]).int().argmax(1)
         a = raised.gather(2, index[:, None, None].expand(-1, raised.shape[1], 1))[..., 0]
         total = raised.sum(-1)
         ratios.append(torch.where(total > 0, a / (a + total), torch.nan))
-    by_offset = torch.cat(ratios).split([len(e.dest) for e in sets])
+    by_offset = torch.cat(ratios).split(n_edges)
     return [4 * ratio.nanmean(0) - 1 for ratio in by_offset]
 
 
@@ -165,16 +166,21 @@ def _copying(
     matches: Matches,
     layers: Sequence[LayerProfile],
     units: str | None,
+    read: dict[int, Reading],
 ) -> list[list[float | None]]:
-    """Copying of each layer's units at their own delta*."""
+    """Copying of each layer's units at their own delta*; `read` holds readings that are at hand."""
     sample = probe.tokens[:, probe.first : probe.first + probe.period]
     directions = subject.directions(sample)
-    inputs = layer_inputs(subject.model, probe.tokens)
+    known = all(layer.layer in read for layer in layers)
+    inputs = [] if known else layer_inputs(subject.model, probe.tokens)
     found: list[Tensor] = []
     for layer in layers:
-        mixer = subject.model.blocks[layer.layer].attn
-        chosen = units if mixer.kind == "mamba1" else None
-        reading = mixer.read(inputs[layer.layer][1], layer.reading, units=chosen)
+        if known:
+            reading = read[layer.layer]
+        else:
+            mixer = subject.model.blocks[layer.layer].attn
+            chosen = units if mixer.kind == "mamba1" else None
+            reading = mixer.read(inputs[layer.layer][1], layer.reading, units=chosen)
         rows = [(row, unit) for row, unit in enumerate(layer.units) if unit is not None]
         offsets = sorted({layer.best(row) for row, _ in rows})
         copied = copying_at_offsets(reading, matches, offsets, sample, directions)

@@ -115,6 +115,17 @@ class Matches:
         kept = (src >= 0) & (src < self.pairs.dest)
         return Edges(self.pairs.batch[kept], self.pairs.dest[kept], src[kept])
 
+    def joined(self, offsets: tuple[int, ...]) -> tuple[Edges, Int64[Tensor, " n"], list[int]]:
+        """The edges at several offsets one after the other, the token that follows the earlier copy of each,
+        and how many edges each offset has.
+        """
+        if offsets not in self._joined:
+            sets = [self.at(offset) for offset in offsets]
+            tokens = [self.tokens[e.batch, e.src - o + 1] for e, o in zip(sets, offsets, strict=True)]
+            edges = Edges(*(torch.cat(parts) for parts in zip(*sets, strict=True)))
+            self._joined[offsets] = edges, torch.cat(tokens), [len(e.dest) for e in sets]
+        return self._joined[offsets]
+
     def previous(self) -> Edges:
         """The edges (i, i - 1) of every position but the first."""
         batch, seq = self.tokens.shape
@@ -135,6 +146,10 @@ class Matches:
 
     @cached_property
     def _at(self) -> dict[int, Edges]:
+        return {}
+
+    @cached_property
+    def _joined(self) -> dict[tuple[int, ...], tuple[Edges, Tensor, list[int]]]:
         return {}
 
     @cached_property

@@ -122,6 +122,7 @@ def offset_profile(
     n_random: int = 1,
     seed: int = 0,
     tokens_per_pass: int | None = None,
+    read: dict[int, Reading] | None = None,
 ) -> OffsetProfile:
     """Cut the edges at each offset, layer by layer and unit by unit.
 
@@ -134,6 +135,7 @@ def offset_profile(
         mamba_units: `layer` (default), `state` or `cluster:K` for Mamba-1 layers.
         controls: Which of `CONTROLS` to measure.
         n_random: Draws of the random control.
+        read: Takes the reading of each layer whose edges were cut, where all sequences go in one pass.
 
     Raises:
         DetectionError: no pairs, an offset outside the window, a layer or unit that does not exist.
@@ -147,6 +149,11 @@ def offset_profile(
     offsets = tuple(default_offsets(model) if offsets is None else offsets)
     device = next(model.parameters()).device
     matches = matches.to(device)
+    n, seq = matches.tokens.shape
+    budget = tokens_per_pass or TOKENS_PER_PASS[device.type]
+    size = max(1, budget // seq)
+    # Clusters are made from the sequences of a batch: one batch, or they would differ.
+    size = n if (mamba_units or "").startswith("cluster") else size
     run = _Run(
         model=model,
         offsets=offsets,
@@ -158,12 +165,9 @@ def offset_profile(
         controls=frozenset(controls),
         n_random=n_random,
         seed=seed,
-        budget=tokens_per_pass or TOKENS_PER_PASS[device.type],
+        budget=budget,
+        read=read if size >= n else None,
     )
-    n, seq = matches.tokens.shape
-    size = max(1, run.budget // seq)
-    # Clusters are made from the sequences of a batch: one batch, or they would differ.
-    size = n if (mamba_units or "").startswith("cluster") else size
     parts = [run.batch(matches.take(slice(start, start + size))) for start in range(0, n, size)]
     return _joined(parts)
 
@@ -210,6 +214,7 @@ class _Run:
     n_random: int
     seed: int
     budget: int
+    read: dict[int, Reading] | None
 
     def batch(self, matches: Matches) -> OffsetProfile:
         """The profile of a batch."""
@@ -241,13 +246,15 @@ class _Run:
         losses: "ScoredLosses",
         base: Tensor,
     ) -> LayerProfile:
-        resid, x = inputs
+        x = inputs[1]
         mixer = self.model.blocks[layer].attn
         units = self.mamba_units if mixer.kind == "mamba1" else None
         reading = mixer.read(x, self.reading, units=units)
+        if self.read is not None:
+            self.read[layer] = reading
         z = hook_z_of(mixer, x)
         cut = EdgeCut(reading, z, self._rows(reading))
-        above = LayersAbove(self.model, layer, resid, losses, self.budget)
+        above = LayersAbove(self.model, layer, inputs, losses, self.budget)
         sets = [*edges.values(), *random]
         if "previous" in self.controls:
             sets.append(matches.previous())

@@ -54,6 +54,11 @@ class Plan:
         hits = bigram_hits(self.windows)
         return hits.nonzero(as_tuple=True), float(hits.double().mean())
 
+    @cached_property
+    def loss_tokens(self) -> Int[Tensor, "sequence seq"]:
+        """The sequences of `loss_in_order`, then those of `loss_shuffled`."""
+        return torch.cat([self.loss_in_order.tokens, self.loss_shuffled.tokens])
+
     @property
     def record(self) -> ProbeRecord:
         """The probe as it stands in the JSON."""

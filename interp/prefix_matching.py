@@ -104,6 +104,24 @@ def target_weights_at(
     return pattern.expand(len(offsets), *pattern.shape).gather(-1, index) * filled[:, :, None]
 
 
+def by_offset(
+    pattern: Float[Tensor, "batch head dest src"], probe: RepeatedTokens, offsets: tuple[int, ...]
+) -> dict[str, Float[Tensor, "batch head *offset"]]:
+    """`rowsum`, `latest` and `pairs` at the first offset, and `by_offset`: `rowsum` at all of them."""
+    weights = target_weights_at(pattern, probe, offsets).double()
+    counts = [_counts_at(probe, offset) for offset in offsets]
+    n_rows = probe.once(("n_rows", *offsets), lambda: torch.stack([count["rowsum"] for count in counts]))
+    # Rows without a target hold zeros, so that one sum serves two scores.
+    total = weights.sum((-1, -2))
+    rowsum = total / n_rows
+    return {
+        "rowsum": rowsum[0],
+        "latest": _total(weights[0], "latest") / counts[0]["latest"],
+        "pairs": total[0] / counts[0]["pairs"],
+        "by_offset": rowsum.movedim(0, -1),
+    }
+
+
 def _check_shape(pattern: Tensor, filled: Bool[Tensor, "batch dest n"], n_sources: int) -> None:
     if (pattern.shape[0], pattern.shape[2]) != filled.shape[:2] or pattern.shape[3] < n_sources:
         expected = f"{filled.shape[0]} sequences, {filled.shape[1]} rows and {n_sources} sources"
@@ -120,11 +138,16 @@ def aggregate(
     """Reduce weights at the targets of all rows to one number for each sequence and head, in float64."""
     if aggregation not in AGGREGATIONS:
         raise ValueError(f"aggregation is {aggregation!r}; accepted are {', '.join(AGGREGATIONS)}")
-    count = probe.once(("counts", offset), lambda: _counts(filled_targets(probe, offset)))[aggregation]
-    weights = weights.double()
+    return _total(weights.double(), aggregation) / _counts_at(probe, offset)[aggregation]
+
+
+def _total(weights: Float[Tensor, "batch head dest n"], aggregation: Aggregation) -> Tensor:
     # Filled places come first, so place 0 is the most recent copy.
-    total = weights[..., 0].sum(-1) if aggregation == "latest" else weights.sum((-1, -2))
-    return total / count
+    return weights[..., 0].sum(-1) if aggregation == "latest" else weights.sum((-1, -2))
+
+
+def _counts_at(probe: RepeatedTokens, offset: int) -> dict[str, Int[Tensor, "batch one"]]:
+    return probe.once(("counts", offset), lambda: _counts(filled_targets(probe, offset)))
 
 
 def _counts(filled: Bool[Tensor, "batch dest n"]) -> dict[str, Int[Tensor, "batch one"]]:

@@ -27,9 +27,9 @@ def previous_weights(
     pattern: Float[Tensor, "batch head dest src"], *, start: int = 0
 ) -> Float[Tensor, "batch head dest"]:
     """A[i, i-1] of each row, 0 for row 0; `start` is the first row that `pattern` holds."""
-    rows = torch.arange(start, start + pattern.shape[2], device=pattern.device)
-    index = (rows - 1).clamp(min=0)[:, None].expand(*pattern.shape[:3], 1)
-    return pattern.gather(-1, index)[..., 0] * (rows > 0)
+    if start == 0:
+        return torch.nn.functional.pad(pattern.diagonal(-1, 2, 3), (1, 0))
+    return pattern.diagonal(start - 1, 2, 3)
 
 
 def previous_token_by_sequence(

@@ -216,6 +216,7 @@ class _Loader:
 
     device: str
     model: Any = None
+    # Checked, and pinned where they go to a GPU.
     _ready: tuple[Path, dict[str, Tensor]] | None = None
 
     def __call__(self, folder: Path) -> Any:
@@ -225,7 +226,9 @@ class _Loader:
         if self.model is None:
             self.model = load_model(folder, device=self.device)
         elif ready is not None and ready[0] == folder:
-            self.model.load_state_dict(ready[1])
+            # From pinned memory: begun, and not waited for.
+            tensors = {name: tensor.to(self.device, non_blocking=True) for name, tensor in ready[1].items()}
+            self.model.load_state_dict(tensors)
         else:
             load_weights(folder, self.model)
         return self.model
@@ -237,7 +240,10 @@ class _Loader:
         if self.model is None:
             return
         with contextlib.suppress(CheckpointError, ConfigError):
-            self._ready = folder, read_weights(folder, self.model)
+            tensors = read_weights(folder, self.model)
+            if torch.device(self.device).type == "cuda":
+                tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+            self._ready = folder, tensors
 
 
 def _checkpoint(

@@ -14,8 +14,8 @@ from torch import Tensor
 from models.mixers.reading import Reading
 
 # Largest tensor of logits in one forward pass, in numbers, and most tokens in one.
-_LOGITS_PER_PASS = 1 << 25
-_TOKENS_PER_PASS = 1 << 13
+_LOGITS_PER_PASS = {"cpu": 1 << 25, "cuda": 1 << 27}
+_TOKENS_PER_PASS = {"cpu": 1 << 13, "cuda": 1 << 15}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,8 @@ class Subject(abc.ABC):
 
     def batches(self, n: int, seq: int) -> Iterator[slice]:
         """Slices of n sequences that go through one forward pass together, memory bounded."""
-        size = max(1, min(_LOGITS_PER_PASS // (seq * self.d_vocab), _TOKENS_PER_PASS // seq))
+        kind = "cuda" if torch.device(self.device).type == "cuda" else "cpu"
+        size = max(1, min(_LOGITS_PER_PASS[kind] // (seq * self.d_vocab), _TOKENS_PER_PASS[kind] // seq))
         return (slice(start, min(n, start + size)) for start in range(0, n, size))
 
     @torch.no_grad()
@@ -215,8 +216,7 @@ class LanguageModelSubject(Subject):
         for layer, x in enumerate(inputs):
             mixer = self.model.blocks[layer].attn
             chosen = units if mixer.kind == "mamba1" else None
-            readings = tuple(mixer.read(x, name, units=chosen) for name in mixer.readings)
-            factors = mixer.ov_factors(x)
+            readings, factors = mixer.read_all(x, units=chosen)
             look(
                 LayerView(
                     layer=layer,

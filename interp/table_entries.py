@@ -10,7 +10,7 @@ from models.mixers.entries import Entries
 from models.mixers.reading import Reading
 
 # Largest table that is kept, in bytes; beyond it entries are computed as they are asked for.
-MAX_BYTES = 256 * 2**20
+MAX_BYTES = {"cpu": 256 * 2**20, "cuda": 2**30}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def computed_once(readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
     entries: Entries = first.entries
     n_bytes = first.n_batch * first.n_seq**2 * entries.n_units * entries.d_entry
     n_bytes *= first.constant.element_size()
-    if isinstance(entries, TableEntries) or n_bytes > MAX_BYTES:
+    if isinstance(entries, TableEntries) or n_bytes > MAX_BYTES["cuda" if first.constant.is_cuda else "cpu"]:
         return readings
     table = TableEntries(table=entries.rows(0, first.n_seq))
     return tuple(_with_entries(reading, table) for reading in readings)

@@ -10,7 +10,7 @@ from torch import Tensor
 from kernels import KernelError
 
 # Numbers in the largest temporary tensor of a block of edges.
-BLOCK = 2**22
+BLOCK = {"cpu": 2**22, "cuda": 2**26}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,8 @@ class Placed:
 
     def blocks(self, numbers_per_edge: int) -> list["Placed"]:
         """The edges in blocks whose temporaries stay small."""
-        size = max(1, BLOCK // max(1, numbers_per_edge))
+        most = BLOCK.get(self.dest.device.type, BLOCK["cpu"])
+        size = max(1, most // max(1, numbers_per_edge))
         pieces = zip(self.batch.split(size), self.dest.split(size), self.src.split(size), strict=True)
         return [Placed(batch=b, dest=d, src=s) for b, d, s in pieces]
 

@@ -25,6 +25,19 @@ _HOME = {
 
 __all__ = list(_HOME)
 
+# Whether models have TransformerLens's hook points, where it is installed.
+LENS = True
+
+
+def without_lens() -> None:
+    """Give the models of this process plain hook points, as where transformer_lens is not installed.
+
+    Importing transformer_lens takes longer than importing torch. For commands that hook nothing by its means,
+    before they import the first model; later it changes nothing.
+    """
+    global LENS
+    LENS = False
+
 
 def __getattr__(name: str):
     if name not in _HOME:

@@ -12,6 +12,7 @@ from models.config import LanguageModelConfig
 from models.embeddings import Embed, PosEmbed, Unembed
 from models.errors import ConfigError
 from models.form import Form
+from models.known_tokens import KnownTokens
 from models.lens import HookPoint, attached
 from models.lens_config import LensConfig
 from models.lens_surface import LensSurface
@@ -39,6 +40,7 @@ class LanguageModel(LensSurface):
     def __init__(self, config: LanguageModelConfig, tokenizer: Any = None):
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
+        self._known_tokens = KnownTokens()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)
             self._build(config)
@@ -193,11 +195,12 @@ class LanguageModel(LensSurface):
             raise ConfigError(f"tokens have shape {list(tokens.shape)}; accepted: {axes}, neither empty")
         # In training on a GPU, reading ids back would wait for it at every step; there CUDA refuses them.
         readable = tokens.device.type == "cpu" or not self.training
-        if readable and not torch.compiler.is_compiling():
-            low, high = (int(x) for x in tokens.aminmax())
+        if readable and not torch.compiler.is_compiling() and tokens not in self._known_tokens:
+            low, high = torch.stack(tokens.aminmax()).tolist()
             if low < 0 or high >= self.config.d_vocab:
                 worst = low if low < 0 else high
                 raise ConfigError(f"token id {worst} is out of range; accepted: 0..{self.config.d_vocab - 1}")
+            self._known_tokens.add(tokens)
         return tokens.long()
 
     # Recurrent evaluation.

@@ -1,17 +1,18 @@
 """The one place where TransformerLens's base classes come in.
 
-A machine that only trains may lack transformer_lens. There the two base classes below stand in: identity hook
-points without hooks. Models train, generate and are saved as ever, while everything that needs a hook is
-refused.
+A machine that only trains may lack transformer_lens, and a command may do without it (`models.without_lens`).
+There the two base classes below stand in: identity hook points without hooks. Models train, generate and are
+saved as ever, while everything that needs a hook is refused.
 """
 
 import importlib.util
 
 from torch import Tensor, nn
 
+import models
 from models.errors import ConfigError
 
-HAS_LENS = importlib.util.find_spec("transformer_lens") is not None
+HAS_LENS = models.LENS and importlib.util.find_spec("transformer_lens") is not None
 
 if HAS_LENS:
     from transformer_lens import HookedRootModule
@@ -46,9 +47,10 @@ else:
 
 
 def require_lens() -> None:
-    """Raises ConfigError where transformer_lens is not installed."""
+    """Raises ConfigError where transformer_lens is not installed or not used."""
     if not HAS_LENS:
-        raise ConfigError("hooks and caches need transformer_lens, which is not installed here")
+        why = "is not installed here" if models.LENS else "this command does without"
+        raise ConfigError(f"hooks and caches need transformer_lens, which {why}")
 
 
 def attached(*points: HookPoint) -> bool:

@@ -88,7 +88,11 @@ def checkpoint_seconds(root: Path, device: str, scores: list[str] | None) -> flo
 
 def start_seconds(device: str) -> float:
     """Seconds of a process that imports what the command imports and touches the device."""
-    code = f"import interp.detection, interp.table, torch; torch.zeros(1, device={device!r}).item()"
+    code = (
+        f"import models; models.without_lens(); from interp.device_start import begin_device; "
+        f"begin_device({device!r}); import interp.detection, interp.table, torch; "
+        f"torch.zeros(1, device={device!r}).item()"
+    )
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     return time.perf_counter() - began

@@ -79,7 +79,13 @@ class Attention(Mixer):
         return tuple(part.unflatten(-1, (-1, self.d_head)) for part in (q, k, v))
 
     def _output(self, z: Float[Tensor, "batch seq head d_head"]) -> Float[Tensor, "batch seq d_model"]:
-        z = self.hook_z(z)
+        return self._written(self.hook_z(z))
+
+    def output_from_z(self, x: Tensor, z: Tensor) -> Tensor:
+        """See `Mixer.output_from_z`: x has no part in it."""
+        return self._written(z)
+
+    def _written(self, z: Float[Tensor, "batch seq head d_head"]) -> Float[Tensor, "batch seq d_model"]:
         if not self.use_attn_result:
             return self.out_proj(z.flatten(2))
         result = self.hook_result(torch.einsum("bthd,hdm->bthm", z, self.W_O))

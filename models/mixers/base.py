@@ -151,12 +151,32 @@ class Mixer(nn.Module, abc.ABC):
             raise ConfigError(
                 f"a {self.kind} mixer has no reading {reading!r}{closest(reading, self.readings)}"
             )
+        return self._read(x, reading, self._checked_units(units))
+
+    def _checked_units(self, units: str | None) -> str:
         units = self.unit_names[0] if units is None else units
         if units.split(":")[0] not in {name.split(":")[0] for name in self.unit_names}:
             raise ConfigError(
                 f"a {self.kind} mixer has no units {units!r}; accepted: {', '.join(self.unit_names)}"
             )
-        return self._read(x, reading, units)
+        return units
+
+    @abc.abstractmethod
+    def output_from_z(
+        self,
+        x: Float[Tensor, "batch seq d_model"],
+        z: Float[Tensor, "copies_batch seq head d_head"],
+    ) -> Float[Tensor, "copies_batch seq d_model"]:
+        """The output where `hook_z` gives z: only what comes after that point is computed.
+
+        `z` may hold several variants of the batch, one after the other, of one and the same input x.
+        """
+
+    def read_all(
+        self, x: Float[Tensor, "batch seq d_model"], *, units: str | None = None
+    ) -> tuple[tuple[Reading, ...], OVFactors]:
+        """All of `readings` and `ov_factors`, of one x; errors as `read`."""
+        return tuple(self.read(x, name, units=units) for name in self.readings), self.ov_factors(x)
 
     @abc.abstractmethod
     def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:

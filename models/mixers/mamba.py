@@ -1,5 +1,8 @@
 """What the two Mamba mixers share: the block around the scan, its hooks' other names, its initialisation."""
 
+import abc
+from typing import Any
+
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -10,8 +13,9 @@ from models.config import Mamba1Config, Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
 from models.mixers.attention import CONV_FORM
-from models.mixers.base import Mixer
+from models.mixers.base import Mixer, OVFactors
 from models.mixers.mamba_init import fan_in_uniform
+from models.mixers.reading import Reading
 
 
 class Mamba(Mixer):
@@ -90,6 +94,32 @@ class Mamba(Mixer):
     def _tap_gain(self, pre: Float[Tensor, "batch seq d_inner"]) -> Float[Tensor, " d_inner"]:
         """Mean factor of the value path from the projection to the scan: sum of taps x mean sigmoid(pre)."""
         return self.conv1d.weight[: self.d_inner, 0].sum(-1) * torch.sigmoid(pre).mean((0, 1))
+
+    @abc.abstractmethod
+    def _parts(self, x: Float[Tensor, "batch seq d_model"]) -> Any:
+        """Everything that readings and `ov_factors` need, of a whole sequence and without hooks."""
+
+    @abc.abstractmethod
+    def _reading(self, parts: Any, reading: str, units: str) -> Reading:
+        """`_read` of parts that are at hand."""
+
+    @abc.abstractmethod
+    def _factors(self, parts: Any) -> OVFactors:
+        """`ov_factors` of parts that are at hand."""
+
+    def _read(self, x: Tensor, reading: str, units: str) -> Reading:
+        return self._reading(self._parts(x), reading, units)
+
+    def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:
+        """See `Mixer.ov_factors`; means are taken over x."""
+        return self._factors(self._parts(x))
+
+    def read_all(
+        self, x: Float[Tensor, "batch seq d_model"], *, units: str | None = None
+    ) -> tuple[tuple[Reading, ...], OVFactors]:
+        """See `Mixer.read_all`; the parts are computed once."""
+        units, parts = self._checked_units(units), self._parts(x)
+        return tuple(self._reading(parts, name, units) for name in self.readings), self._factors(parts)
 
     @property
     def W_O(self) -> Float[Tensor, "head d_head d_model"]:

@@ -107,8 +107,16 @@ class Mamba1(Mamba):
                 y, ssm = self._chunked(scan, before)
                 if form is Form.PARALLEL:
                     y = self._parallel(scan, before)
-            y = self.hook_z(y[..., None])[..., 0] * self.hook_gate(F.silu(z))
+            y = self._gated(self.hook_z(y[..., None]), z)
         return self._output(y), Mamba1State(ssm=ssm, conv=conv, length=start + x.shape[1])
+
+    def _gated(self, y: Float[Tensor, "batch seq d_inner 1"], z: Tensor) -> Tensor:
+        return y[..., 0] * self.hook_gate(F.silu(z))
+
+    def output_from_z(self, x: Tensor, z: Tensor) -> Tensor:
+        """See `Mixer.output_from_z`: x gives the gate."""
+        gate = self.in_proj(x).chunk(2, -1)[1]
+        return self._output(self._gated(z, gate.repeat(len(z) // len(x), 1, 1)))
 
     def _select(self, u: Float[Tensor, "batch seq d_inner"]) -> _Scan:
         """B, C and dt from the convolution's output."""
@@ -191,8 +199,8 @@ class Mamba1(Mamba):
         pre = self._pre(inner)
         return Mamba1Parts(mixer=self, inner=inner, pre=pre, scan=self._select(F.silu(pre)), gate=F.silu(z))
 
-    def _read(self, x: Tensor, reading: str, units: str) -> Reading:
-        return mamba1_reading(self._parts(x), reading, units)
+    def _reading(self, parts: Mamba1Parts, reading: str, units: str) -> Reading:
+        return mamba1_reading(parts, reading, units)
 
     def init_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -232,9 +240,8 @@ class Mamba1(Mamba):
         rates = slow_A_log(self.d_state) if slow else torch.arange(1.0, self.d_state + 1).log()
         self.A_log.copy_(rates.expand_as(self.A_log))
 
-    def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:
+    def _factors(self, parts: Mamba1Parts) -> OVFactors:
         """The layer as one unit: in_proj, sum of taps, mean sigmoid(pre), mean gate, out_proj."""
-        parts = self._parts(x)
         W_V = self.in_proj.weight[: self.d_inner].T * self._tap_gain(parts.pre)
         W_O = parts.gate.mean((0, 1))[:, None] * self.out_proj.weight.T
         return OVFactors(W_V[None], W_O[None], "mean gate, mean sigmoid(pre), sum of the convolution's taps")

@@ -146,13 +146,20 @@ class Mamba2(Mamba):
             else:
                 y, ssm = self._parallel(scan, before), self._chunked(scan, before)[1]
             y = y + self.D[:, None] * scan.x
-        y = self.hook_z(y).flatten(2)
+        y = self._gated(self.hook_z(y), z)
+        return self._output(y), Mamba2State(ssm=ssm, conv=conv, length=start + x.shape[1])
+
+    def _gated(self, y: Float[Tensor, "batch seq head d_head"], z: Tensor) -> Tensor:
+        y = y.flatten(2)
         if y.is_cuda and self.norm is not None and not attached(self.hook_gate):
             # Nothing looks at the gate: it is multiplied inside the norm.
-            y = self.norm(y, z)
-        else:
-            y = self._normed(y * self.hook_gate(F.silu(z)))
-        return self._output(y), Mamba2State(ssm=ssm, conv=conv, length=start + x.shape[1])
+            return self.norm(y, z)
+        return self._normed(y * self.hook_gate(F.silu(z)))
+
+    def output_from_z(self, x: Tensor, z: Tensor) -> Tensor:
+        """See `Mixer.output_from_z`: x gives the gate."""
+        gate = self.in_proj(x).split(self._in_widths, -1)[0]
+        return self._output(self._gated(z, gate.repeat(len(z) // len(x), 1, 1)))
 
     def _is_one_operator(self, packed: Tensor) -> bool:
         """Whether what lies between the projections is one operator: in training on a GPU, where nothing
@@ -259,8 +266,8 @@ class Mamba2(Mamba):
         channels = slice(0, self.d_inner)
         return Mamba2Parts(mixer=self, inner=xBC[..., channels], pre=pre[..., channels], scan=scan, gate=gate)
 
-    def _read(self, x: Tensor, reading: str, units: str) -> Reading:
-        return mamba2_reading(self._parts(x), reading)
+    def _reading(self, parts: Mamba2Parts, reading: str, units: str) -> Reading:
+        return mamba2_reading(parts, reading)
 
     def init_state(
         self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype | None = None
@@ -301,9 +308,8 @@ class Mamba2(Mamba):
         if self.norm is not None:
             self.norm.weight.fill_(1)
 
-    def ov_factors(self, x: Float[Tensor, "batch seq d_model"]) -> OVFactors:
+    def _factors(self, parts: Mamba2Parts) -> OVFactors:
         """By head: in_proj, sum of taps, mean sigmoid(pre), mean gate and norm, out_proj."""
-        parts = self._parts(x)
         gain = self._tap_gain(parts.pre)
         mean_gate = parts.gate.mean((0, 1)).view(self.n_heads, self.d_head, 1)
         return OVFactors(

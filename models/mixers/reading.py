@@ -102,14 +102,17 @@ class Reading:
     ) -> Float[Tensor, "n unit d_source"]:
         """Chosen edges at the level of `hook_z`, before gate and norm: what a causal cut subtracts there."""
         total = None
-        for lag in range(self.taps.shape[0]):
-            at = src + lag
-            entry = self.entries.edges(batch, dest, at)
+        # Every edge once for each tap, as many taps together as fit a block.
+        together = max(1, int(self._block_numbers / max(1, src.numel() * self.n_units * self.taps.shape[-1])))
+        for lags in torch.arange(self.taps.shape[0], device=src.device).split(together):
+            n = len(lags)
+            at, to = (src + lags[:, None]).flatten(), dest.repeat(n)
+            entry = self.entries.edges(batch.repeat(n), to, at)
             if self.skip is not None:
-                entry = entry + self.skip * (at == dest)[:, None, None]
+                entry = entry + self.skip * (at == to)[:, None, None]
             # A tap past the end of the sequence meets an entry of 0.
-            term = entry * self.taps[lag][batch, src]
-            total = term if total is None else total + term
+            for term in (entry.unflatten(0, (n, -1)) * self.taps[lags[:, None], batch, src]).unbind():
+                total = term if total is None else total + term
         return total
 
     def cut(
@@ -180,14 +183,18 @@ class Reading:
         """Ranges of destinations whose source vectors take at most `BLOCK_BYTES`, or `least_rows` long."""
         width = self.n_units * max(self.taps.shape[-1], self._norm_width)
         # A block of n rows from `start` has n (start + n) entries, as no row looks beyond the block's end.
-        most = BLOCK_BYTES / (self.n_batch * width * self.constant.element_size())
-        if self.constant.is_cuda:
-            most *= CUDA_BLOCKS
+        most = self._block_numbers / (self.n_batch * width)
         start = first
         while start < last:
             n = max(self.entries.least_rows, int((math.sqrt(start * start + 4 * most) - start) / 2))
             yield start, min(last, start + n)
             start = min(last, start + n)
+
+    @property
+    def _block_numbers(self) -> float:
+        """Numbers in the largest temporary tensor."""
+        numbers = BLOCK_BYTES / self.constant.element_size()
+        return numbers * CUDA_BLOCKS if self.constant.is_cuda else numbers
 
     def _walk(self, first: int, last: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
         """Blocks of destinations (start, stop) and their un-normalised weights [batch unit rows src=stop]."""
@@ -224,8 +231,9 @@ class Reading:
         """F with |y @ W_out| = |y @ F|, as narrow as W_out's smaller side.
 
         F is the transposed triangle of W_out's QR decomposition, a square root of its Gram matrix that does
-        not square rounding errors.
+        not square rounding errors. Found on the CPU: a GPU's solver takes seconds to load and is no quicker.
         """
         if self.W_out.shape[1] >= self.W_out.shape[2]:
             return self.W_out
-        return torch.linalg.qr(self.W_out.transpose(1, 2), mode="r").R.transpose(1, 2)
+        R = torch.linalg.qr(self.W_out.transpose(1, 2).cpu(), mode="r").R
+        return R.transpose(1, 2).to(self.W_out.device)

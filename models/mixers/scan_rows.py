@@ -19,7 +19,8 @@ from torch import Tensor
 
 # Rows of a tile: fewer mean fewer exponentials, more mean larger products.
 TILE = 8
-# The same where one pass goes through the whole of a long sequence: fewer updates of all earlier sources.
+# The same where one pass goes through the whole of a long sequence, and on a GPU: fewer updates of all
+# earlier sources.
 LONG_TILE = 32
 
 
@@ -43,8 +44,9 @@ def scan_rows(
     before = dt.new_zeros(dt.shape[0], dt.shape[2], 0, A_log.shape[1])
     reference = total[:, 0]
     first = 0
-    for tile in range(start, stop, TILE):
-        last = min(tile + TILE, stop)
+    height = LONG_TILE if dt.is_cuda else TILE
+    for tile in range(start, stop, height):
+        last = min(tile + height, stop)
         before = _advanced(before, dt, B, rates, total, reference, first, tile)
         first, reference = tile, total[:, tile]
         elapsed = (total[:, tile:last] - reference[:, None]).to(dt.dtype)

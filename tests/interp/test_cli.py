@@ -67,6 +67,25 @@ def test_quiet_and_options_of_the_probe(run_folder, tmp_path, capsys):
     assert len(record["checkpoints"]) == 1
 
 
+def test_a_process_of_its_own_does_without_transformer_lens(run_folder, tmp_path):
+    script = """
+import sys
+from interp.cli import main
+status = main()
+assert "torch" in sys.modules and "transformer_lens" not in sys.modules
+sys.exit(status)
+"""
+    command = [sys.executable, "-c", script, str(run_folder), "--html", str(tmp_path / "out.html"), "--json"]
+    done = subprocess.run([*command, str(tmp_path / "own.json")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert main([str(run_folder), "--quiet", "--json", str(tmp_path / "here.json")]) == 0
+    own, here = (json.loads((tmp_path / f"{name}.json").read_text()) for name in ("own", "here"))
+    for record in (own, here):
+        record.pop("wall_s")
+    assert own == here
+    assert "<html" in (tmp_path / "out.html").read_text()
+
+
 def test_help_is_quick_and_usage_errors_are_two():
     # Processor time: the clock on the wall also counts what else the machine is doing.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -289,3 +289,33 @@ def test_mean_gate_ov_is_exact_where_gate_and_slope_are_constant(kind):
     # Negative control: an input that is not constant has no such product.
     other = mixer.read(inputs(6, batch=1), "block").contribution(*edge)[0]
     assert (other - A[:, None] * moved).abs().max() > 1e-6
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_the_output_follows_from_hook_z(name):
+    x, mixer = inputs(SEQ), build(name)
+    seen = []
+    handle = mixer.hook_z.register_forward_hook(lambda _, args, out: seen.append(out))
+    output = mixer(x)
+    handle.remove()
+    z = torch.cat([seen[0], 2 * seen[0]])
+    once, twice = mixer.output_from_z(x, z).chunk(2)
+    assert (once - output).abs().max() < TOLERANCE
+    handle = mixer.hook_z.register_forward_hook(lambda _, args, out: 2 * out)
+    assert (twice - mixer(x)).abs().max() < TOLERANCE
+    handle.remove()
+    assert (twice - once).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_all_readings_together_are_those_read_one_by_one(name):
+    x, mixer = inputs(SEQ), build(name)
+    every, factors = mixer.read_all(x)
+    assert [reading.name for reading in every] == list(mixer.readings)
+    for reading in every:
+        assert torch.equal(reading.weights(), mixer.read(x, reading.name).weights())
+    alone = mixer.ov_factors(x)
+    assert torch.equal(factors.W_V, alone.W_V) and torch.equal(factors.W_O, alone.W_O)
+    assert factors.approximation == alone.approximation
