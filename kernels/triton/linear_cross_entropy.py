@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kernels.checks import without_autocast
 from kernels.triton.cross_entropy import losses_of_rows
-from kernels.triton.launch import check_dtype
+from kernels.triton.launch import check_dtype, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
+from kernels.triton.scaled_rows import scaled_rows
 
 OPERATOR = "linear_cross_entropy"
 # Rows of logits begin at multiples of this many numbers: odd vocabularies are read and multiplied as fast.
@@ -52,15 +53,15 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of (x, weight, bias), those not asked for empty; pull: d loss / d logits, aligned."""
     pull = pull[:, : weight.shape[0]]
-    dx, dweight, dbias = _fake_backward(dloss, x, weight, bias, pull, for_x, for_weight, for_bias)
+    dx, dweight, dbias = (t.new_empty(0) for t in (x, weight, x if bias is None else bias))
     if for_x:
-        torch.mul(_product(pull, weight.to(x.dtype)), dloss[:, None], out=dx)
+        dx = scaled_rows(_product(pull, weight.to(x.dtype)), dloss, x.dtype)
     # Below 6e-5 float16 has no digits to spare, and a mean over rows asks for such cotangents.
     scale = _scale(dloss) if x.dtype == torch.float16 else None
     if scale is not None:
         dloss = dloss / scale
     if for_weight:
-        dweight = _pulled(pull, torch.mul(x, dloss[:, None], out=torch.empty_like(x)), scale, weight)
+        dweight = _pulled(pull, scaled_rows(rows(x), dloss, x.dtype), scale, weight)
     if for_bias:
         dbias = _pulled(pull, dloss[:, None].to(x.dtype), scale, bias).view(bias.shape)
     return dx, dweight, dbias

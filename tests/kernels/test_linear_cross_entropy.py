@@ -62,6 +62,7 @@ def test_kernels_compile_without_spills(capability):
 
     from kernels.triton import cross_entropy as rows_of_logits
     from kernels.triton import linear_cross_entropy as fused
+    from kernels.triton import scaled_rows
 
     longest = rows_of_logits.LARGEST_HELD
     with compile_only(capability) as found:
@@ -70,7 +71,10 @@ def test_kernels_compile_without_spills(capability):
                 x, weight = torch.empty(4, 1, dtype=dtype), torch.empty(n_class, 1)
                 for asks in (False, True):
                     fused._forward(x, weight, None, torch.empty(4, dtype=torch.int64), asks)
-    assert len(found) > 20 and {u.kernel for u in found} == {"_cross_entropy_fwd_kernel"}
+            for width in (64, 768):
+                scaled_rows.scaled_rows(torch.empty(4096, width), torch.empty(4096), dtype)
+    assert len(found) > 24
+    assert {u.kernel for u in found} == {"_cross_entropy_fwd_kernel", "_scaled_rows_kernel"}
     assert [u for u in found if u.stack] == []
 
 
