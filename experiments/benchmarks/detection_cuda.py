@@ -4,6 +4,8 @@ The command runs as a user runs it, in a process of its own, with all scores and
 same detection in this process says what one checkpoint takes.
 
     python -m experiments.benchmarks.detection_cuda [--checkpoints 50] [--kinds softmax mamba1] [--commands 2]
+    python -m experiments.benchmarks.detection_cuda --first ...   where a new process spends its first
+                                                                  checkpoint, instead of the table
 """
 
 import argparse
@@ -98,6 +100,33 @@ def start_seconds(device: str) -> float:
     return time.perf_counter() - began
 
 
+FIRST = """
+import cProfile, pstats, sys, time
+began = time.perf_counter()
+from models import without_lens
+without_lens()
+from interp.device_start import begin_device
+if sys.argv[2].startswith("cuda"):
+    begin_device(sys.argv[2])
+from interp import detect
+import interp.detection, interp.table
+moments = [time.perf_counter() - began]
+profile = cProfile.Profile()
+profile.enable()
+detect(sys.argv[1], steps="0:2", device=sys.argv[2],
+    progress=lambda done, total, step: moments.append(time.perf_counter() - began))
+profile.disable()
+print("imports, checkpoints' starts and the last one's end, s:", *(f"{m:.2f}" for m in moments))
+pstats.Stats(profile).sort_stats("tottime").print_stats(25)
+"""
+
+
+def first_checkpoint(root: Path, device: str) -> str:
+    """Moments and profile of the first checkpoints in a process of their own, as text."""
+    command = [sys.executable, "-c", FIRST, str(root), device]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
 def main(argv: list[str] | None = None) -> int:
     """Print each row as it is measured, and write `results/detection-cuda.md`."""
     parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.detection_cuda")
@@ -106,6 +135,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=SIZES)
+    parser.add_argument("--first", action="store_true", help="profile the first checkpoints instead")
     options = parser.parse_args(argv)
     n, device = options.checkpoints, options.device
     start = start_seconds(device)
@@ -116,6 +146,9 @@ def main(argv: list[str] | None = None) -> int:
             with tempfile.TemporaryDirectory() as folder:
                 root = Path(folder)
                 write_series(root, kind, size, n)
+                if options.first:
+                    print(size, kind, first_checkpoint(root, device), flush=True)
+                    continue
                 wall = [command_seconds(root, device) for _ in range(options.commands)]
                 each = checkpoint_seconds(root, device, None)
                 plain = checkpoint_seconds(root, device, ["copying", "repeats", "in_context_learning"])
@@ -123,6 +156,8 @@ def main(argv: list[str] | None = None) -> int:
             walls = ", ".join(f"{seconds:.1f}" for seconds in wall)
             rows.append([size, kind, walls, f"{1e3 * each:.0f}", f"{1e3 * plain:.0f}", str(len(heads))])
             print(" | ".join(rows[-1]), flush=True)
+    if options.first:
+        return 0
     header = [
         "model",
         "mixer",
