@@ -14,16 +14,22 @@ from kernels.triton.ops import differentiable, differentiable_once, operators, r
 
 @triton.jit
 @typing.no_type_check
+def _elu_plus_one(b_x):
+    """exp(x) for x <= 0, else x + 1; its derivative is min(y, 1)."""
+    return tl.exp(tl.minimum(b_x, 0.0)) + tl.maximum(b_x, 0.0)
+
+
+@triton.jit
+@typing.no_type_check
 def _elu_plus_one_fwd_kernel(
     x_ptr, y_ptr, stride_x_row, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """exp(x) for x <= 0, else x + 1."""
+    """A tile of rows and columns."""
     offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
     b_x = tl.load(x_ptr + offs_r[:, None] * stride_x_row + offs_c[None, :], mask=mask, other=0.0)
-    b_x = b_x.to(tl.float32)
-    b_y = tl.exp(tl.minimum(b_x, 0.0)) + tl.maximum(b_x, 0.0)
+    b_y = _elu_plus_one(b_x.to(tl.float32))
     tl.store(y_ptr + offs_r[:, None] * width + offs_c[None, :], b_y, mask=mask)
 
 

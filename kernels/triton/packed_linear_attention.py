@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.triton import gated_linear_attention as linear
+from kernels.triton.feature_maps import _elu_plus_one
 from kernels.triton.launch import check_dtype, check_width, launch, power_of_two, rows
 from kernels.triton.ops import differentiable, differentiable_once, operators, register
 
@@ -22,7 +23,7 @@ OPERATOR = "packed_linear_attention"
 def _packed_elu_plus_one_fwd_kernel(
     qkv_ptr, q_ptr, k_ptr, stride_qkv_row, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """A tile of queries and the same of keys, as exp(x) for x <= 0, else x + 1."""
+    """A tile of queries and the same of keys."""
     offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
@@ -30,8 +31,8 @@ def _packed_elu_plus_one_fwd_kernel(
     qkv_ptrs = qkv_ptr + offs_r[:, None] * stride_qkv_row + offs_c[None, :]
     b_q = tl.load(qkv_ptrs, mask=mask, other=0.0).to(tl.float32)
     b_k = tl.load(qkv_ptrs + width, mask=mask, other=0.0).to(tl.float32)
-    tl.store(q_ptr + at, tl.exp(tl.minimum(b_q, 0.0)) + tl.maximum(b_q, 0.0), mask=mask)
-    tl.store(k_ptr + at, tl.exp(tl.minimum(b_k, 0.0)) + tl.maximum(b_k, 0.0), mask=mask)
+    tl.store(q_ptr + at, _elu_plus_one(b_q), mask=mask)
+    tl.store(k_ptr + at, _elu_plus_one(b_k), mask=mask)
 
 
 @triton.jit
@@ -39,7 +40,7 @@ def _packed_elu_plus_one_fwd_kernel(
 def _packed_elu_plus_one_bwd_kernel(
     dq_ptr, dk_ptr, q_ptr, k_ptr, dqkv_ptr, n_row, width, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """A tile of the first two thirds of the gradient: elu + 1 has the derivative min(y, 1)."""
+    """A tile of the first two thirds of the gradient."""
     offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     mask = (offs_r < n_row)[:, None] & (offs_c < width)[None, :]
