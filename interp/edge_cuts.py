@@ -14,6 +14,7 @@ from torch import Tensor
 from interp.errors import DetectionError
 from interp.offset_edges import Edges, Matches
 from models.language_model import LanguageModel
+from models.lens import attached
 from models.mixers.reading import Reading
 
 # Numbers in the largest temporary of one pass: source vectors of edges, logits.
@@ -55,6 +56,11 @@ def hook_z_of(mixer: torch.nn.Module, x: Tensor) -> Tensor:
     return kept[0]
 
 
+def _most(like: Tensor) -> int:
+    """Numbers in the largest temporary of a pass on a tensor's device."""
+    return _NUMBERS_PER_BLOCK.get(like.device.type, _NUMBERS_PER_BLOCK["cpu"])
+
+
 class EdgeCut:
     """Variants of a layer's `hook_z` with edges taken out: one for each row."""
 
@@ -71,7 +77,7 @@ class EdgeCut:
                 yield from self._one_by_one(edges, renormalise)
             return
         # As many sets together as fit a block.
-        most = _NUMBERS_PER_BLOCK[self.z.device.type]
+        most = _most(self.z)
         size = max(1, most // (self.reading.taps.shape[-1] * self.reading.n_units))
         size = max(1, size // self.z[..., 0, 0].numel())
         for start in range(0, len(sets), size):
@@ -112,7 +118,7 @@ class EdgeCut:
         unit_of[channels] = torch.arange(len(index), device=index.device) // self.reading.z_index.shape[1]
         rows = torch.tensor([-1 if row is None else row for row in self.rows], device=index.device)
         cut = (rows[:, None] == unit_of[:-1]) | (rows[:, None] < 0)
-        most = _NUMBERS_PER_BLOCK[self.z.device.type]
+        most = _most(self.z)
         return channels, list(cut.split(max(1, most // self.z.numel())))
 
     def _without(self, removed: Float[Tensor, "set batch dest unit d_source"]) -> Iterator[Tensor]:
@@ -122,7 +128,7 @@ class EdgeCut:
         totals = flat.new_zeros(len(removed), *flat.shape[:2], flat.shape[2] + 1)
         totals[..., channels] = removed.flatten(3)
         # Of few rows as many sets together as fit a block.
-        n_sets = max(1, _NUMBERS_PER_BLOCK[flat.device.type] // (len(self.rows) * flat.numel()))
+        n_sets = max(1, _most(flat) // (len(self.rows) * flat.numel()))
         for some in totals[..., :-1].split(n_sets if len(cut_by_rows) == 1 else 1):
             for cut in cut_by_rows:
                 yield from (flat - some[:, None] * cut[:, None, None]).flatten(0, 1).unbind()
@@ -136,7 +142,7 @@ class EdgeCut:
         d_source = reading.taps.shape[-1]
         total = self.z.new_zeros(len(sets) * n_batch * seq, reading.n_units, d_source)
         share = self.z.new_zeros(len(total), reading.n_units) if with_share else None
-        size = max(1, _NUMBERS_PER_BLOCK[self.z.device.type] // (reading.n_units * d_source))
+        size = max(1, _most(self.z) // (reading.n_units * d_source))
         # The n-th set's rows lie n times the batch further on.
         first = torch.cat([torch.full_like(e.dest, n * n_batch * seq) for n, e in enumerate(sets)])
         edges = (torch.cat(parts) for parts in zip(*sets, strict=True))
@@ -163,7 +169,7 @@ class ScoredLosses:
         """`resid` holds `copies` variants of the batch, one after the other."""
         rows = resid.unflatten(0, (copies, -1))[:, self.batch, self.place].flatten(0, 1)
         target = self.target.repeat(copies)
-        size = max(1, _NUMBERS_PER_BLOCK[rows.device.type] // self.model.config.d_vocab)
+        size = max(1, _most(rows) // self.model.config.d_vocab)
         parts = []
         for piece, wanted in zip(rows.split(size), target.split(size), strict=True):
             logits = self.model.unembed(self.model.ln_final(piece))
@@ -205,7 +211,13 @@ class LayersAbove:
     def _losses(self, group: list[Tensor]) -> Tensor:
         z = torch.cat(group)
         resid = self.resid.repeat(len(group), 1, 1)
-        after = self.model.blocks[self.layer](resid, lambda mixer, _: mixer.output_from_z(self.x, z))
+        block = self.model.blocks[self.layer]
+        if attached(block.attn):
+            # What looks at the mixer sees it run.
+            with listening(block.attn.hook_z, lambda _, args, out: z):
+                after = block(resid, lambda mixer, x: mixer(x))
+        else:
+            after = block(resid, lambda mixer, _: mixer.output_from_z(self.x, z))
         return self.losses(self._run(after, self.layer + 1), len(group))
 
     def _run(self, resid: Tensor, start: int) -> Tensor:

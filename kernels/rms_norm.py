@@ -63,7 +63,7 @@ def rms_norm(
     Source: Zhang and Sennrich 2019, arXiv:1910.07467; gated: Dao and Gu 2024, arXiv:2405.21060.
     """
     _check(x, w, gate, eps)
-    flat, flat_gate = x.flatten(0, -2), None if gate is None else gate.flatten(0, -2)
+    flat, flat_gate = _rows(x), None if gate is None else _rows(gate)
     unfit = triton_unfit("chunked", {"width": x.shape[-1]}, x, w, gate, limit=LARGEST_WIDTH)
     if resolve_backend(OPERATOR, backend, x, unfit) == "triton":
         from kernels.triton import rms_norm as fused
@@ -101,10 +101,14 @@ def add_rms_norm(
         from kernels.triton import rms_norm as fused
 
         wanted = dtype or torch.promote_types(x.dtype, delta.dtype)
-        total, y = fused.add_rms_norm(x.flatten(0, -2), delta.flatten(0, -2), w, eps, dtype=wanted)
+        total, y = fused.add_rms_norm(_rows(x), _rows(delta), w, eps, dtype=wanted)
         return total.view(x.shape), y.view(x.shape)
     total = x + delta
     return total, rms_norm(total, w, eps=eps, dtype=dtype, backend="torch")
+
+
+def _rows(x: Tensor) -> Rows:
+    return x[None] if x.ndim == 1 else x.flatten(0, -2)
 
 
 def _check(x: Tensor, w: Tensor, gate: Tensor | None, eps: float, delta: Tensor | None = None) -> None:

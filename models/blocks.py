@@ -74,7 +74,8 @@ class Norm(nn.Module):
         self, x: Float[Tensor, "*batch d_model"], delta: Float[Tensor, "*batch d_model"]
     ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch d_model"]]:
         """x + delta and its norm; on a GPU in one pass over memory."""
-        fused = x.is_cuda and self.kind == "rms" and not attached(self.hook_scale, self.hook_normalized)
+        watched = attached(self, self.hook_scale, self.hook_normalized)
+        fused = x.is_cuda and self.kind == "rms" and not watched
         if fused and torch.promote_types(x.dtype, delta.dtype) == self.w.dtype:
             return add_rms_norm(x, delta, self.w, eps=self.eps, dtype=working_dtype(x))
         x = x + delta

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from kernels.linear_cross_entropy import linear_cross_entropy
 from models.config import LanguageModelConfig
+from models.lens import attached
 
 
 class Embed(nn.Module):
@@ -60,6 +61,4 @@ class Unembed(nn.Module):
     @property
     def is_hooked(self) -> bool:
         """Whether something looks at the logits, or at what they are made of."""
-        return bool(
-            self._forward_hooks or self._forward_pre_hooks or self._backward_hooks or self._backward_pre_hooks
-        )
+        return attached(self)

@@ -120,7 +120,7 @@ class LanguageModel(LensSurface):
         delta = None
         for layer in layers:
             block = self.blocks[layer]
-            if block._forward_hooks or block._forward_pre_hooks:
+            if attached(block):
                 # PyTorch's own hooks see the stream.
                 resid, delta = block(added(resid, delta), lambda mixer, x: mixer(x, form)), None
             else:

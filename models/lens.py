@@ -53,6 +53,13 @@ def require_lens() -> None:
         raise ConfigError(f"hooks and caches need transformer_lens, which {why}")
 
 
-def attached(*points: HookPoint) -> bool:
-    """Whether any of these points has a hook, so that what it shows must be computed on its own."""
-    return any(point._forward_hooks or point._backward_hooks for point in points)
+def attached(*points: nn.Module) -> bool:
+    """Whether any of these points or modules has a hook, of PyTorch's or TransformerLens's, so that what it
+    shows must be computed on its own."""
+    return any(
+        point._forward_hooks
+        or point._forward_pre_hooks
+        or point._backward_hooks
+        or point._backward_pre_hooks
+        for point in points
+    )

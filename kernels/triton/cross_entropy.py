@@ -42,7 +42,9 @@ def _cross_entropy_fwd_kernel(
         for start in tl.range(0, n_class, BLOCK_V):
             b_x = _logits(x_ptr, start + offs_v, n_class, n_readable)
             new = tl.maximum(top, tl.max(b_x, 0))
-            total = total * tl.exp(top - new) + tl.sum(tl.exp(b_x - new), 0)
+            # Blocks of nothing but -inf so far add nothing.
+            base = tl.where(new == -float("inf"), 0.0, new)
+            total = total * tl.exp(top - base) + tl.sum(tl.exp(b_x - base), 0)
             top = new
     tl.store(lse_ptr + row, top + tl.log(total))
     tl.store(loss_ptr + row, tl.where(target >= 0, (top - x) + tl.log(total), 0.0))

@@ -226,7 +226,7 @@ def decay_gradient(
     """Write the gradient of the log decays; parts holds z behind s, last_z is None where rows are not
     normalised."""
     batch, seq, heads = dg.shape
-    size, z_size = last[0, 0].numel(), last.shape[2]
+    z_size, size = last.shape[2], last.shape[2] * last.shape[3]
     many = plan[0] > 1
     launch(
         _linear_decay_gradient_kernel, (plan[0] * batch * heads,), dots, parts, last, ds,

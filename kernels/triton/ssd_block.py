@@ -36,7 +36,9 @@ class _Widths(NamedTuple):
     def scanned(self, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Views (C, B, x) by head of [batch seq channel], in the order of queries, keys and values."""
         x, b, c = convolved.split((self.inner, self.shared, self.shared), -1)
-        return *(t.unflatten(-1, (self.groups, -1)) for t in (c, b)), x.unflatten(-1, (self.heads, -1))
+        shared = (self.groups, self.shared // self.groups)
+        c, b = (t.unflatten(-1, shared) for t in (c, b))
+        return c, b, x.unflatten(-1, (self.heads, self.inner // self.heads))
 
 
 def _widths(conv_weight: Tensor, dt_bias: Tensor, gain: Tensor, groups: int) -> _Widths:
@@ -72,13 +74,13 @@ def _forward(
     batch, seq = packed.shape[:2]
     conv, last_conv = causal_conv._forward(packed[..., widths.convolved], conv_weight, conv_bias, None, True)
     dt, g = step_decay._forward(packed[..., widths.steps].flatten(0, 1), dt_bias, a_log)
-    dt, g = (t.view(batch, seq, -1) for t in (dt, g))
+    dt, g = (t.view(batch, seq, widths.heads) for t in (dt, g))
     o, last, _, _, parts, sums = gated_linear_attention._forward(
         *widths.scanned(conv), g, dt, d, None, None, 1.0, False, 0.0
     )
     gate = packed[..., : widths.inner].flatten(0, 1)
-    y, scale = rms_norm._forward(o.view(batch * seq, -1), gate, gain, eps, dtype)
-    return y.view(batch, seq, -1), last, last_conv, conv, dt, g, o, parts, sums, scale
+    y, scale = rms_norm._forward(o.view(batch * seq, widths.inner), gate, gain, eps, dtype)
+    return y.view(batch, seq, widths.inner), last, last_conv, conv, dt, g, o, parts, sums, scale
 
 
 def _flat(packed: Tensor) -> Tensor:
@@ -98,9 +100,9 @@ def _backward(
     widths = _widths(conv_weight, dt_bias, gain, n_groups)
     batch, seq = packed.shape[:2]
     dpacked = torch.empty(packed.shape, dtype=packed.dtype, device=packed.device)
-    flat, flat_gradient = packed.flatten(0, 1), dpacked.view(batch * seq, -1)
+    flat, flat_gradient = packed.flatten(0, 1), dpacked.view(batch * seq, packed.shape[2])
     do, _, dgain = rms_norm._backward(
-        dy.flatten(0, 1), o.view(batch * seq, -1), flat[:, : widths.inner], gain, scale,
+        dy.flatten(0, 1), o.view(batch * seq, widths.inner), flat[:, : widths.inner], gain, scale,
         into=flat_gradient[:, : widths.inner],
     )  # fmt: skip
     none = scale.new_empty(0)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from models.errors import ConfigError, closest
 from models.form import Form
-from models.lens import HookPoint
+from models.lens import HookPoint, attached
 from models.mixers.reading import Reading
 from models.whole import is_whole
 
@@ -25,7 +25,7 @@ RECURRENT_ONLY = frozenset({Form.RECURRENT})
 
 def has_hooks(point: HookPoint) -> bool:
     """Whether anything listens at a hook point."""
-    return bool(point._forward_hooks or point._backward_hooks or point._backward_pre_hooks)
+    return attached(point)
 
 
 class OVFactors(NamedTuple):

@@ -171,7 +171,7 @@ class Mamba2(Mamba):
             and self.norm is not None
             and self.n_groups == 1
             and self.config.dt_limits is None
-            and not attached(*(getattr(self, f"hook_{name}") for name in points))
+            and not attached(self.norm, *(getattr(self, f"hook_{name}") for name in points))
         )
 
     def _block(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -295,3 +295,16 @@ def test_layers_and_units_that_are_none(options, message):
     model = constructed_model("softmax")[0]
     with pytest.raises(DetectionError, match=message):
         offset_profile(model, probe_matches(probe()), **options)
+
+
+@pytest.mark.parametrize("kind, offset", CASES[:1])
+def test_a_hook_on_the_mixer_is_part_of_what_is_cut(kind, offset):
+    model, circuit = constructed_model(kind, offset=offset)
+    model.blocks[circuit.layer].attn.register_forward_hook(lambda module, args, output: 0.5 * output)
+    layer = offset_profile(model, probe_matches(probe())).layers[circuit.layer]
+    cut = mean(layer.cut).clone()
+    rows = [layer.units.index(circuit.unit), len(layer.units) - 1]
+    at = layer.offsets.index(circuit.offset)
+    assert (cut[rows, at] > 0.5).all()
+    cut[rows, at] = 0
+    assert cut.abs().max() < 1e-3 and mean(layer.random).abs().max() < 1e-3

@@ -119,3 +119,12 @@ def test_on_a_gpu(dtype, bound):
         for fused, wide in zip(*found, strict=True):
             error = float((fused.double() - wide).norm() / wide.norm())
             assert error < bound, (name, error)
+
+
+def test_a_single_row_has_one_axis():
+    x, w = torch.tensor([3.0, 4.0]), torch.ones(2)
+    expected = x / math.sqrt(12.5)
+    torch.testing.assert_close(rms_norm(x, w, eps=0.0), expected)
+    total, normed = add_rms_norm(x - 1, torch.ones(2), w, eps=0.0)
+    torch.testing.assert_close(total, x)
+    torch.testing.assert_close(normed, expected)

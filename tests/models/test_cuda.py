@@ -91,6 +91,16 @@ def test_autocast(name):
     assert error < 0.1, parameter
 
 
+@pytest.mark.parametrize("name", MIXERS)
+def test_pytorchs_own_hooks_on_norms_are_called(name):
+    model, seen = build(name, n_layers=2), []
+    norms = {n: m for n, m in model.named_modules() if n.endswith(("ln1", "ln2", "ln_final", "attn.norm"))}
+    for own, norm in norms.items():
+        norm.register_forward_hook(lambda module, args, output, own=own: seen.append(own))
+    step(model)
+    assert sorted(seen) == sorted(norms)
+
+
 @pytest.mark.parametrize(("autocast", "bound"), [(False, 2e-5), (True, 3e-2)])
 def test_mamba2_in_one_operator(autocast, bound, monkeypatch):
     """The same gradients as by one operator after the other, which a hook inside brings back."""

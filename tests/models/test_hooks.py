@@ -293,3 +293,25 @@ def test_what_a_hook_returns_is_cast():
     with torch.autocast("cpu", torch.bfloat16):
         product = ("blocks.0.hook_resid_post", lambda t, hook: t @ torch.eye(t.shape[-1]))
         assert torch.isfinite(model.run_with_hooks(TOKENS, fwd_hooks=[product])).all()
+
+
+@pytest.mark.parametrize("name", ["llama", "mamba2"])
+def test_pytorchs_own_hooks_see_the_residual_stream_of_a_block(name):
+    """Forward: one tensor in, one out; backward: what is edited there is all that goes on."""
+    model = language_models.build(name)
+    seen = []
+
+    def forward(module, args, output):
+        seen.append((len([x for x in args if isinstance(x, torch.Tensor)]), output.shape))
+
+    handle = model.blocks[1].register_forward_hook(forward)
+    expected = model(TOKENS)
+    handle.remove()
+    assert seen == [(1, (*TOKENS.shape, model.config.d_model))]
+    assert_close(model(TOKENS), expected, **EXACT)
+    handle = model.blocks[1].register_full_backward_hook(
+        lambda module, grads, upstream: (0 * grads[0], *grads[1:]) if len(upstream) == 1 else None
+    )
+    model(TOKENS, return_type="loss").backward()
+    handle.remove()
+    assert not model.embed.W_E.grad.any()

@@ -152,3 +152,20 @@ def test_a_first_backward_can_be_repeated():
     loss = triton(x, weight, target).sum()
     first, second = (torch.autograd.grad(loss, x, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second) and first.any()
+
+
+@pytest.mark.parametrize("n_class", [16_385, 20_000])
+def test_classes_that_are_ruled_out_first(n_class):
+    """A whole block of logits of -inf at the start of a row that is read in blocks."""
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(2, 4), torch.randn(n_class, 4), torch.zeros(n_class)
+    bias[:4096] = -float("inf")
+    target = torch.tensor([n_class - 1, n_class - 2])
+    found = []
+    for backend in ("torch", "triton"):
+        own = [t.clone().requires_grad_() for t in (x, weight)]
+        loss = linear_cross_entropy(*own, target, bias=bias, backend=backend)
+        found.append([loss.detach(), *torch.autograd.grad(loss.sum(), own)])
+    for ours, theirs in zip(*found, strict=True):
+        assert torch.isfinite(ours).all()
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)

@@ -144,3 +144,12 @@ def test_refusals():
         ssd_block(**given | {"conv_weight": torch.ones(14, 5)}, **options)
     with pytest.raises(KernelError, match="does not take dtype torch.float64"):
         ssd_block(**{n: x.double() for n, x in given.items()}, **options)
+
+
+def test_a_batch_of_none():
+    given = {n: x.requires_grad_() for n, x in inputs(2, 5, 2, 4, 1, 3).items()}
+    given["packed"] = given["packed"][:0]
+    y, state, conv = ssd_block(**given, n_groups=1, eps=1e-3, backend="triton")
+    assert (y.shape, state.shape, conv.shape) == ((0, 5, 8), (0, 2, 4, 3), (0, 3, 14))
+    for gradient in torch.autograd.grad(y.sum() + state.sum(), [given["gain"], given["A_log"]]):
+        assert not gradient.any()
