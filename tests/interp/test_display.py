@@ -21,8 +21,8 @@ from interp import figures
 from interp.circuits import unit_weights
 from interp.composition import composition_scores
 from interp.figures.still import svg
+from interp.offset_cuts import mean, offset_profile
 from interp.offset_edges import probe_matches
-from interp.offset_profile import mean, offset_profile
 from interp.patching import activation_patching
 from interp.phase_transition import from_checkpoints
 from interp.records import rows
