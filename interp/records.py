@@ -205,10 +205,10 @@ class DetectionReport(Displayed, display="report"):
         return record
 
     def induction_heads(self, step: int | None = None) -> tuple[HeadScore, ...]:
-        """The units called induction heads at `step` (default: the last checkpoint), strongest first."""
+        """The units called induction heads at `step` (default: the last checkpoint), highest prefix
+        matching first."""
         checkpoint = self.checkpoints[-1] if step is None else self.at(step)
-        found = [head for head in checkpoint.heads if head.is_induction]
-        return tuple(sorted(found, key=lambda head: -head.prefix_matching))
+        return tuple(by_prefix_matching(head for head in checkpoint.heads if head.is_induction))
 
     def at(self, step: int) -> CheckpointScores:
         """The scores at `step`; ValueError names the steps there are."""
@@ -217,6 +217,22 @@ class DetectionReport(Displayed, display="report"):
                 return checkpoint
         steps = ", ".join(str(checkpoint.step) for checkpoint in self.checkpoints)
         raise ValueError(f"no checkpoint at step {step}; there are: {steps}")
+
+
+def by_prefix_matching(heads: Iterable[HeadScore]) -> list[HeadScore]:
+    """Units in the order of tables and maps: highest prefix matching first, equals as they came."""
+    return sorted(heads, key=lambda head: -head.prefix_matching)
+
+
+def strongest_unit(heads: Iterable[HeadScore]) -> HeadScore | None:
+    """What every overview calls the strongest unit; None of no units.
+
+    Where edges were cut, the unit and reading whose cut costs most above random edges, as the cut decides
+    what an induction head is; elsewhere that of the highest prefix matching.
+    """
+    heads = by_prefix_matching(heads)
+    cut = [head for head in heads if head.offset_effect_nats is not None]
+    return max(cut, key=lambda head: head.offset_effect_nats) if cut else next(iter(heads), None)
 
 
 def begins_below_chance(curve: Mapping[str, Any] | None) -> bool:

@@ -9,7 +9,15 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from interp.records import CheckpointScores, DetectionReport, HeadScore, begins_below_chance
+from interp.records import (
+    CheckpointScores,
+    DetectionReport,
+    HeadScore,
+    begins_below_chance,
+    by_prefix_matching,
+    strongest_unit,
+)
+from interp.unit_name import several_readings, unit_name
 
 WIDTH = 100
 # As in interp.head_scores, which would bring torch with it.
@@ -69,7 +77,8 @@ def _series(report: DetectionReport) -> Table:
     table.add_column("best prefix matching", justify="left")
     table.add_column("induction", justify="right")
     for checkpoint in shown:
-        best = max(checkpoint.heads, key=lambda head: head.prefix_matching)
+        best = by_prefix_matching(checkpoint.heads)[0]
+        name = unit_name(best, with_reading=several_readings(checkpoint.heads))
         table.add_row(
             str(checkpoint.step),
             _number(checkpoint.loss_nats, 3),
@@ -77,7 +86,7 @@ def _series(report: DetectionReport) -> Table:
             _number(checkpoint.repeat_loss_nats, 3),
             _number(checkpoint.order_gain_nats, 3),
             _number(checkpoint.hit_loss_nats, 3),
-            f"{best.prefix_matching:.3f} ({_name(best)})",
+            f"{best.prefix_matching:.3f} ({name})",
             str(len(_units(head for head in checkpoint.heads if head.is_induction))),
         )
     return table
@@ -112,7 +121,7 @@ ICL_NOTE = (
 def _heads(checkpoint: CheckpointScores, top: int) -> Table:
     chance = checkpoint.heads[0].prefix_matching_chance
     title = (
-        f"Step {checkpoint.step}: strongest of {len(checkpoint.heads)} by prefix matching "
+        f"Step {checkpoint.step}: highest prefix matching of {len(checkpoint.heads)} "
         f"(uniform attention: {chance:.3f})"
     )
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
@@ -121,9 +130,9 @@ def _heads(checkpoint: CheckpointScores, top: int) -> Table:
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for head in sorted(checkpoint.heads, key=lambda head: -head.prefix_matching)[:top]:
+    for head in by_prefix_matching(checkpoint.heads)[:top]:
         table.add_row(
-            _name(head, reading=False),
+            unit_name(head),
             head.reading,
             f"{head.prefix_matching:.3f} ±{head.prefix_matching_se:.3f}",
             f"{head.previous_token:.3f}",
@@ -194,28 +203,28 @@ def _verdict(report: DetectionReport) -> str:
         return f"{len(found)} induction {'head' if len(found) == 1 else 'heads'}: {_listed(found)}"
     heads = report.checkpoints[-1].heads
     matching = _units(head for head in heads if head.prefix_matching >= MIN_PREFIX_MATCHING)
-    if not matching:
+    if matching:
+        return (
+            f"No induction head: {_listed(matching)} match prefixes (at least {MIN_PREFIX_MATCHING}), but "
+            "fail what is asked for beside it (copying; the causal test where it was made)."
+        )
+    best = strongest_unit(heads)
+    if best is None:
         return "No induction head."
-    return (
-        f"No induction head: {_listed(matching)} match prefixes (at least {MIN_PREFIX_MATCHING}), but fail "
-        "what is asked for beside it (copying; the causal test where it was made)."
-    )
+    name, cost = unit_name(best, with_reading=several_readings(heads)), best.offset_effect_nats
+    why = f"prefix matching {best.prefix_matching:.2f}"
+    if cost is not None:
+        why = f"cut {cost:.2f} nats at {best.offset:+d}"
+    return f"No induction head. The strongest unit is {name} ({why})."
 
 
 def _units(heads: Iterable[HeadScore]) -> list[str]:
     """Names of the units, each once: a unit may have several readings."""
-    return list(dict.fromkeys(_name(head, reading=False) for head in heads))
+    return list(dict.fromkeys(unit_name(head) for head in heads))
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-
-
-def _name(head: HeadScore, *, reading: bool = True) -> str:
-    unit = {"head": f"L{head.layer}H{head.head}", "layer": f"L{head.layer}"}.get(
-        head.unit, f"L{head.layer} {head.unit} {head.head}"
-    )
-    return f"{unit} {head.reading}" if reading and head.reading != "pattern" else unit
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -9,7 +9,8 @@ import pytest
 from interp_reports import report
 
 from experiments.demo import COLUMNS, _cells
-from interp.report import html_report
+from interp.records import by_prefix_matching, strongest_unit
+from interp.report import html_report, summary_report
 from interp.report_text import finding
 from interp.table import print_report
 
@@ -92,3 +93,34 @@ def test_a_unit_that_copies_too_weakly_at_its_offset_says_so(cut):
 def test_cuts_by_offset_are_lists_in_a_table(cut):
     table = cut.to_pandas()
     assert list(table.cut_by_offset_nats.dropna()) == [[0.0, 1.9]]
+
+
+def _words(page):
+    return html.unescape(re.sub(r"<[^>]+>", " ", page))
+
+
+def test_every_overview_names_the_same_strongest_unit(cut):
+    """Also where another reading, in which nothing was cut, matches prefixes best."""
+    last = cut.checkpoints[0]
+    none, score = {"is_induction": False, "decided_by": "causal"}, {"ssm": 0.2, "block": 0.25}
+    heads = [replace(h, **none, prefix_matching=score[h.reading]) for h in last.heads]
+    heads = [replace(h, offset_effect_nats=0.05, offset=2) if h.head == 1 else h for h in heads]
+    heads = tuple(replace(h, offset_effect_nats=0.09) if h.offset_effect_nats == 1.81 else h for h in heads)
+    assert by_prefix_matching(heads)[0].reading == "block"
+    found = replace(cut, checkpoints=(replace(last, heads=heads),))
+    best = strongest_unit(heads)
+    assert (best.layer, best.head, best.reading) == (1, 2, "ssm")
+    page = summary_report({"run": found})
+    overview = re.search(r'<div class="runs">.*?</table>', page, flags=re.S).group(0)
+    assert "L1H2 ssm prefix matching 0.20 0.09 at +3" in " ".join(_words(overview).split())
+    assert "the strongest unit, L1H2 ssm, has prefix matching 0.20" in finding(found)[0]
+    assert "The strongest unit is L1H2 ssm (cut 0.09 nats at +3)." in " ".join(_printed(found).split())
+    assert _cells(found)[0] == "L1H2 ssm"
+
+
+def test_without_cuts_the_strongest_unit_matches_prefixes_best():
+    heads = report(steps=(500,)).checkpoints[0].heads
+    assert strongest_unit(heads) == max(heads, key=lambda head: head.prefix_matching)
+    assert strongest_unit(()) is None
+    cell = dict(zip(COLUMNS[2:], _cells(report(steps=(500,))), strict=True))
+    assert (cell["strongest cut"], cell["nats"]) == ("L1H0 pattern", "-")
