@@ -96,7 +96,7 @@ class HeadScore(Displayed, display="head"):
     copying_offset: float | None = None
     is_induction: bool
     decided_by: str = "attention"
-    prefix_matching_by_sequence: tuple[float, ...] = ()
+    prefix_matching_by_sequence: tuple[float, ...] = field(default=(), repr=False)
 
     SAMPLES: ClassVar[tuple[str, ...]] = ("prefix_matching_by_sequence",)
 
@@ -144,10 +144,10 @@ class CheckpointScores(Displayed, display="checkpoint"):
     order_gain_se_nats: float | None = None
     hit_loss_nats: float | None
     hit_share: float | None = None
-    heads: tuple[HeadScore, ...]
-    order_gain_by_sequence: tuple[float, ...] = ()
-    in_context_learning_by_window: tuple[float, ...] = ()
-    loss_by_position_nats: tuple[float, ...] = ()
+    heads: tuple[HeadScore, ...] = field(repr=False)
+    order_gain_by_sequence: tuple[float, ...] = field(default=(), repr=False)
+    in_context_learning_by_window: tuple[float, ...] = field(default=(), repr=False)
+    loss_by_position_nats: tuple[float, ...] = field(default=(), repr=False)
 
     SAMPLES: ClassVar[tuple[str, ...]] = ("order_gain_by_sequence", "in_context_learning_by_window")
 
@@ -165,8 +165,8 @@ class AttentionMap(Displayed, display="attention"):
     unit: str
     reading: str
     normalisation: str
-    tokens: tuple[str, ...]
-    matrix: tuple[tuple[float, ...], ...]
+    tokens: tuple[str, ...] = field(repr=False)
+    matrix: tuple[tuple[float, ...], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,6 +194,12 @@ class DetectionReport(Displayed, display="report"):
     missing_steps: tuple[int, ...] = ()
     wall_s: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        """The printed report: a screen of it. Every number is in `to_dict` and `to_pandas`."""
+        from interp.table import printed_report
+
+        return f"DetectionReport of {printed_report(self)}"
 
     def to_dict(self, *, samples: bool = False, maps: bool = False) -> dict[str, Any]:
         """The JSON object of `--json`; `samples` adds the values behind the means, `maps` the attention

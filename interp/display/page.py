@@ -41,6 +41,8 @@ def bundle(record: Any, module: ModuleType) -> dict[str, str]:
     name = type(record).__name__
     parts = [f"<style>{STYLE}</style>", paragraphs, _pictures(record, module, words), html_table(table)]
     plain = "\n".join([f"{name}: {' '.join(words)}", *([] if table.empty else ["", plain_table(table)])])
+    if left_out := table.attrs.get("left_out", 0):
+        plain += f"\nand {left_out:,} more rows: to_pandas()"
     return {"text/html": f'<div class="bsx">{"".join(parts)}</div>', "text/plain": plain}
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from interp_reports import report
+from IPython.lib.pretty import pretty
 
 from experiments.demo import COLUMNS, _cells
 from interp.records import by_prefix_matching, strongest_unit
@@ -124,3 +125,39 @@ def test_without_cuts_the_strongest_unit_matches_prefixes_best():
     assert strongest_unit(()) is None
     cell = dict(zip(COLUMNS[2:], _cells(report(steps=(500,))), strict=True))
     assert (cell["strongest cut"], cell["nats"]) == ("L1H0 pattern", "-")
+
+
+def test_a_printed_report_fits_a_screen_and_says_what_it_leaves_out():
+    """50 checkpoints of a model with two layers of four heads in two readings."""
+    long = report(mixer="mamba2", steps=tuple(range(0, 2500, 50)))
+    lines = repr(long).splitlines()
+    assert len(lines) <= 40 and max(map(len, lines)) <= 100
+    assert lines[0] == f"DetectionReport of {long.path}" and str(long) == repr(long)
+    assert lines[-1] == (
+        "Shown: 8 of 50 checkpoints, 8 of 16 units' rows; all: --csv, --json, --html or report.to_pandas()."
+    )
+    everything = io.StringIO()
+    print_report(long, top=None, n_checkpoints=None, file=everything)
+    assert "Shown:" not in everything.getvalue() and "(50 of" not in everything.getvalue()
+    assert len(everything.getvalue().splitlines()) == len(lines) - 1 + 42 + 8
+
+
+def test_reports_without_checkpoints_or_heads_print_too():
+    found = report(steps=(500,))
+    assert repr(replace(found, checkpoints=())).endswith("No checkpoint.")
+    bare = replace(found, checkpoints=(replace(found.checkpoints[0], heads=()),))
+    assert "No induction head." in repr(bare)
+    series = report(steps=(0, 10, 100, 1000))
+    none = tuple(replace(checkpoint, heads=()) for checkpoint in series.checkpoints)
+    assert "Checkpoints\n" in repr(replace(series, checkpoints=none))
+    one = io.StringIO()
+    print_report(series, n_checkpoints=1, file=one)
+    assert "Checkpoints (1 of 4)" in one.getvalue() and "Shown: 1 of 4 checkpoints;" in one.getvalue()
+
+
+def test_parts_of_a_report_print_without_their_lists():
+    found = report(steps=(500,))
+    for part in (*found.checkpoints, *found.attention_maps, *found.checkpoints[0].heads):
+        assert len(repr(part)) < 1500
+    assert pretty([found]).startswith("[DetectionReport: runs/segment-copy-softmax: 2 layers (softmax)")
+    assert pretty(list(found.checkpoints[0].heads)).count("HeadScore: L") == 8
