@@ -109,6 +109,11 @@ def test_files_that_are_linked_exist():
         assert (ROOT / link).exists(), link
 
 
+def test_the_demos_time_is_said_beside_the_installations():
+    took = re.search(r"^Took (\d+) s\.", TEXT, re.MULTILINE)[1]
+    assert f"in {took} s, after the installation" in TEXT and re.search(r"once, in about \d+ s", TEXT)
+
+
 def test_demo_output_names_the_runs():
     shown = set(re.findall(r"demo-[a-z0-9]+", TEXT))
     assert {name for name in run_names() if name.startswith("demo-")} <= shown
