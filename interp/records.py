@@ -173,7 +173,8 @@ class AttentionMap(Displayed, display="attention"):
 class DetectionReport(Displayed, display="report"):
     """Everything that `detect-induction` found, for one checkpoint or a series of them, in step order.
 
-    `phase_transition` holds the JSON of that key (see interp.phase_transition), or None: no transition.
+    `phase_transition` is an `interp.phase_transition.PhaseTransition`, which is also a mapping of the JSON of
+    that key, or None: no transition.
     `attention_maps` are of the strongest units of the last checkpoint; `notes` name every default that was
     shrunk and every score that could not be measured. `model`: for models of other projects, what their files
     say (BOS, special tokens, dtype, tied embeddings, norm folding) and which reader read them.
@@ -253,7 +254,7 @@ def to_plain(record: Any, *, samples: bool = False) -> Any:
     """A record as dicts, lists and scalars that JSON holds exactly; a float that is not finite is refused."""
     if record is None or type(record) in (int, str, bool):
         return record
-    if dataclasses.is_dataclass(record):
+    if dataclasses.is_dataclass(record) and not isinstance(record, Mapping):
         left_out = () if samples else getattr(record, "SAMPLES", ())
         names = [f.name for f in dataclasses.fields(record) if f.name not in left_out]
         return {name: to_plain(getattr(record, name), samples=samples) for name in names}
