@@ -130,15 +130,18 @@ def print_summary(reports: Mapping) -> None:
 
 
 def _cells(report: Any) -> list[str]:
+    from interp.records import strongest_unit
+    from interp.unit_name import unit_name
+
     last = report.checkpoints[-1]
-    best = max(last.heads, key=lambda head: head.offset_effect_nats or 0.0)
+    best = strongest_unit(last.heads)
     units = {(head.layer, head.head) for head in last.heads}
     found = {(head.layer, head.head) for head in report.induction_heads()}
     gain = (report.phase_transition or {}).get("order_gain")
     return [
-        f"L{best.layer}" + (f"H{best.head}" if best.unit == "head" else "") + f" {best.reading}",
+        unit_name(best, with_reading=True),
         f"+{best.offset}",
-        f"{best.offset_effect_nats:.2f}",
+        "-" if best.offset_effect_nats is None else f"{best.offset_effect_nats:.2f}",
         "-" if best.copying_offset is None else f"{best.copying_offset:.2f}",
         f"{best.prefix_matching:.2f}",
         f"{best.prefix_matching_chance:.2f}",

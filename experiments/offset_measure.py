@@ -8,8 +8,8 @@ from torch import Tensor
 from interp import in_context_learning as icl
 from interp.head_scores import HeadScores
 from interp.induction_test import causal_scores
+from interp.offset_cuts import LayerProfile, OffsetProfile, mean, offset_profile, standard_error
 from interp.offset_edges import probe_matches, window_matches
-from interp.offset_profile import LayerProfile, OffsetProfile, mean, offset_profile, standard_error
 from interp.plan import Plan, make_plan
 from interp.records import HeadScore
 from interp.subject import LanguageModelSubject

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from interp.ablation import zero_ablated
 from interp.attribution import gradients
+from interp.offset_cuts import offset_profile
 from interp.offset_edges import Matches, probe_matches
-from interp.offset_profile import offset_profile
 from interp.sequences import RepeatedTokens
 from interp.sites import Site
 from interp.subject import LanguageModelSubject, LayerView

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from interp.plan import Plan
-from interp.records import AttentionMap, CheckpointScores, HeadScore
+from interp.records import AttentionMap, CheckpointScores, HeadScore, by_prefix_matching
 from interp.subject import LayerView, Subject
 
 
@@ -16,7 +16,7 @@ def attention_maps(
     """
     if n_maps < 1:
         return ()
-    by_prefix = sorted(scored.heads, key=lambda head: -head.prefix_matching)
+    by_prefix = by_prefix_matching(scored.heads)
     before = max(scored.heads, key=lambda head: head.previous_token)
     chosen = by_prefix[: n_maps - (before not in by_prefix[:n_maps])]
     chosen = chosen if before in chosen else [*chosen, before]

@@ -127,7 +127,7 @@ def _parser() -> argparse.ArgumentParser:
         "launch --multi_gpu --num_processes N -m interp.cli` the checkpoints are shared over the processes",
     )
     out = parser.add_argument_group("output")
-    out.add_argument("--top", type=_positive, default=12, metavar="N", help="heads in the table (default 12)")
+    out.add_argument("--top", type=_positive, default=8, metavar="N", help="heads in the table (default 8)")
     out.add_argument(
         "--json",
         metavar="FILE",

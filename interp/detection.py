@@ -24,7 +24,7 @@ from interp.host import begin_to_host
 from interp.induction_test import N_SEQUENCES, CausalScore, causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
-from interp.records import SCORES, CheckpointScores, DetectionReport, to_plain
+from interp.records import SCORES, CheckpointScores, DetectionReport
 from interp.sources import Checkpoint, Source, open_source
 from interp.subject import LanguageModelSubject, Subject
 from models.whole import is_whole
@@ -159,7 +159,7 @@ def detect(
         n_heads=facts.n_heads,
         probe=facts.probe,
         checkpoints=tuple(done),
-        phase_transition=None if transition is None else to_plain(transition.to_dict()),
+        phase_transition=transition,
         attention_maps=found[-1].maps or (),
         notes=(
             *_reading(facts.origin),

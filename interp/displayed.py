@@ -25,6 +25,8 @@ class Displayed:
         super().__init_subclass__(**options)
         if display is not None:
             cls._display = display
+            # A list of records is a line each. IPython asks the class itself, whose repr it else prefers.
+            cls._repr_pretty_ = cls._repr_pretty_
 
     def to_pandas(self) -> "pd.DataFrame":
         """Every number of the record as one table; what was not measured is missing."""

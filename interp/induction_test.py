@@ -16,8 +16,8 @@ from torch import Tensor
 
 from interp.edge_cuts import layer_inputs
 from interp.host import to_host
+from interp.offset_cuts import LayerProfile, mean, offset_profile
 from interp.offset_edges import Matches, probe_matches
-from interp.offset_profile import LayerProfile, mean, offset_profile
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
 from interp.subject import LanguageModelSubject

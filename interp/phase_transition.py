@@ -8,7 +8,7 @@ interp.transition_fit).
 Everything is read on plain arrays; `from_checkpoints` takes the records of a detection report.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,10 +41,13 @@ METHOD = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class PhaseTransition(Displayed, display="transition"):
+class PhaseTransition(Displayed, Mapping, display="transition"):
     """The transitions of one run: None for a curve without one. `lead_steps` is the 95% interval of the lead
     of
-    `lead_of[0]` over `lead_of[1]`, in steps; None where either has no transition."""
+    `lead_of[0]` over `lead_of[1]`, in steps; None where either has no transition.
+
+    Also a mapping of its JSON: `found.order_gain.onset_step` is `found["order_gain"]["onset_step"]`, a tuple.
+    """
 
     prefix_matching: Transition | None
     order_gain: Transition | None
@@ -62,6 +65,15 @@ class PhaseTransition(Displayed, display="transition"):
             "lead_of": None if self.lead_of is None else list(self.lead_of),
             "method": self.method,
         }
+
+    def __getitem__(self, key: str) -> Any:
+        return self.to_dict()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.to_dict())
+
+    def __len__(self) -> int:
+        return len(self.to_dict())
 
 
 def phase_transition(

@@ -29,8 +29,8 @@ from torch import Tensor
 
 from interp.edge_cuts import listening
 from interp.errors import DetectionError
+from interp.offset_cuts import mean, standard_error
 from interp.offset_edges import probe_matches
-from interp.offset_profile import mean, standard_error
 from interp.sequences import RepeatedTokens
 from models.language_model import LanguageModel
 

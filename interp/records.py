@@ -96,7 +96,7 @@ class HeadScore(Displayed, display="head"):
     copying_offset: float | None = None
     is_induction: bool
     decided_by: str = "attention"
-    prefix_matching_by_sequence: tuple[float, ...] = ()
+    prefix_matching_by_sequence: tuple[float, ...] = field(default=(), repr=False)
 
     SAMPLES: ClassVar[tuple[str, ...]] = ("prefix_matching_by_sequence",)
 
@@ -144,10 +144,10 @@ class CheckpointScores(Displayed, display="checkpoint"):
     order_gain_se_nats: float | None = None
     hit_loss_nats: float | None
     hit_share: float | None = None
-    heads: tuple[HeadScore, ...]
-    order_gain_by_sequence: tuple[float, ...] = ()
-    in_context_learning_by_window: tuple[float, ...] = ()
-    loss_by_position_nats: tuple[float, ...] = ()
+    heads: tuple[HeadScore, ...] = field(repr=False)
+    order_gain_by_sequence: tuple[float, ...] = field(default=(), repr=False)
+    in_context_learning_by_window: tuple[float, ...] = field(default=(), repr=False)
+    loss_by_position_nats: tuple[float, ...] = field(default=(), repr=False)
 
     SAMPLES: ClassVar[tuple[str, ...]] = ("order_gain_by_sequence", "in_context_learning_by_window")
 
@@ -165,15 +165,16 @@ class AttentionMap(Displayed, display="attention"):
     unit: str
     reading: str
     normalisation: str
-    tokens: tuple[str, ...]
-    matrix: tuple[tuple[float, ...], ...]
+    tokens: tuple[str, ...] = field(repr=False)
+    matrix: tuple[tuple[float, ...], ...] = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectionReport(Displayed, display="report"):
     """Everything that `detect-induction` found, for one checkpoint or a series of them, in step order.
 
-    `phase_transition` holds the JSON of that key (see interp.phase_transition), or None: no transition.
+    `phase_transition` is an `interp.phase_transition.PhaseTransition`, which is also a mapping of the JSON of
+    that key, or None: no transition.
     `attention_maps` are of the strongest units of the last checkpoint; `notes` name every default that was
     shrunk and every score that could not be measured. `model`: for models of other projects, what their files
     say (BOS, special tokens, dtype, tied embeddings, norm folding) and which reader read them.
@@ -195,6 +196,12 @@ class DetectionReport(Displayed, display="report"):
     wall_s: float | None = None
     versions: Mapping[str, str] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        """The printed report: a screen of it. Every number is in `to_dict` and `to_pandas`."""
+        from interp.table import printed_report
+
+        return f"DetectionReport of {printed_report(self)}"
+
     def to_dict(self, *, samples: bool = False, maps: bool = False) -> dict[str, Any]:
         """The JSON object of `--json`; `samples` adds the values behind the means, `maps` the attention
         maps.
@@ -205,10 +212,10 @@ class DetectionReport(Displayed, display="report"):
         return record
 
     def induction_heads(self, step: int | None = None) -> tuple[HeadScore, ...]:
-        """The units called induction heads at `step` (default: the last checkpoint), strongest first."""
+        """The units called induction heads at `step` (default: the last checkpoint), highest prefix
+        matching first."""
         checkpoint = self.checkpoints[-1] if step is None else self.at(step)
-        found = [head for head in checkpoint.heads if head.is_induction]
-        return tuple(sorted(found, key=lambda head: -head.prefix_matching))
+        return tuple(by_prefix_matching(head for head in checkpoint.heads if head.is_induction))
 
     def at(self, step: int) -> CheckpointScores:
         """The scores at `step`; ValueError names the steps there are."""
@@ -217,6 +224,22 @@ class DetectionReport(Displayed, display="report"):
                 return checkpoint
         steps = ", ".join(str(checkpoint.step) for checkpoint in self.checkpoints)
         raise ValueError(f"no checkpoint at step {step}; there are: {steps}")
+
+
+def by_prefix_matching(heads: Iterable[HeadScore]) -> list[HeadScore]:
+    """Units in the order of tables and maps: highest prefix matching first, equals as they came."""
+    return sorted(heads, key=lambda head: -head.prefix_matching)
+
+
+def strongest_unit(heads: Iterable[HeadScore]) -> HeadScore | None:
+    """What every overview calls the strongest unit; None of no units.
+
+    Where edges were cut, the unit and reading whose cut costs most above random edges, as the cut decides
+    what an induction head is; elsewhere that of the highest prefix matching.
+    """
+    heads = by_prefix_matching(heads)
+    cut = [head for head in heads if head.offset_effect_nats is not None]
+    return max(cut, key=lambda head: head.offset_effect_nats) if cut else next(iter(heads), None)
 
 
 def begins_below_chance(curve: Mapping[str, Any] | None) -> bool:
@@ -231,7 +254,7 @@ def to_plain(record: Any, *, samples: bool = False) -> Any:
     """A record as dicts, lists and scalars that JSON holds exactly; a float that is not finite is refused."""
     if record is None or type(record) in (int, str, bool):
         return record
-    if dataclasses.is_dataclass(record):
+    if dataclasses.is_dataclass(record) and not isinstance(record, Mapping):
         left_out = () if samples else getattr(record, "SAMPLES", ())
         names = [f.name for f in dataclasses.fields(record) if f.name not in left_out]
         return {name: to_plain(getattr(record, name), samples=samples) for name in names}

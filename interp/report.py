@@ -5,10 +5,10 @@ from pathlib import Path
 
 from plotly.offline import get_plotlyjs
 
-from interp.figures.unit_name import several_readings, unit_name
-from interp.records import DetectionReport, begins_below_chance, write_text
-from interp.report_figures import FigureSet, comparisons, strongest
+from interp.records import DetectionReport, HeadScore, begins_below_chance, strongest_unit, write_text
+from interp.report_figures import FigureSet, comparisons
 from interp.report_sections import body, escaped, facts, figure, finding_block, methods, number, table
+from interp.unit_name import several_readings, unit_name
 
 # The page may run what it holds and load nothing else, from anywhere.
 POLICY = (
@@ -49,7 +49,7 @@ def summary_report(
         _refuse_empty(report, name)
     placed = comparisons(figures, dict(reports))
     captions = {
-        "runs-prefix_matching": "<b>Prefix matching</b> of the unit that is strongest at the last "
+        "runs-prefix_matching": "<b>Prefix matching</b> of the unit that has most of it at the last "
         "checkpoint. Diamonds: midpoints of transitions.",
         "runs-order_gain": "<b>Order gain</b>: what the order of repeated tokens is worth.",
         "runs-in_context_learning": "<b>ICL score</b>: late minus early loss, below 0 when context helps.",
@@ -87,23 +87,26 @@ def _run_table(reports: Mapping[str, DetectionReport]) -> str:
         "mixers",
         "check&shy;points",
         "induction heads",
-        "strongest unit, prefix matching",
+        "strongest unit",
+        "cut − random (nats)",
         "order gain (nats)",
     ]
     head += ["ICL score (nats)", "onset, prefix matching", "onset, order gain", "lead (steps, 95%)"]
     rows = []
     for name, report in reports.items():
         last, found = report.checkpoints[-1], report.phase_transition or {}
-        # A unit with two readings has a row for each.
-        best = strongest(last.heads, 1)
+        best = strongest_unit(last.heads)
         n_found = len({(head.layer, head.head) for head in report.induction_heads()})
-        unit = unit_name(best[0], with_reading=several_readings(last.heads)) if best else ""
+        unit = "–"
+        if best is not None:
+            unit = escaped(unit_name(best, with_reading=several_readings(last.heads)))
+            unit += f'<br><span class="se">prefix matching {number(best.prefix_matching)}</span>'
         cells = [
             escaped(name),
             escaped(", ".join(dict.fromkeys(report.mixers))),
             str(len(report.checkpoints)),
         ]
-        cells += [str(n_found), f"{escaped(unit)} <b>{number(best[0].prefix_matching)}</b>" if best else "–"]
+        cells += [str(n_found), unit, _effect(best)]
         cells += [number(last.order_gain_nats), number(last.in_context_learning_nats)]
         cells += [
             _onset(found.get(key), len(report.checkpoints)) for key in ("prefix_matching", "order_gain")
@@ -111,6 +114,12 @@ def _run_table(reports: Mapping[str, DetectionReport]) -> str:
         cells.append(_lead(found))
         rows.append(("yes" if n_found else "", cells))
     return '<div class="runs">' + table(head, rows) + "</div>"
+
+
+def _effect(unit: HeadScore | None) -> str:
+    if unit is None or unit.offset_effect_nats is None:
+        return "–"
+    return f"<b>{number(unit.offset_effect_nats)}</b> at {unit.offset:+d}"
 
 
 def _lead(found: Mapping) -> str:
@@ -121,7 +130,7 @@ def _lead(found: Mapping) -> str:
     if "prefix_matching" in found["lead_of"] and begins_below_chance(found["prefix_matching"]):
         return '–<br><span class="se">rise begins below chance</span>'
     low, high = found["lead_steps"]
-    return f"{number(low, 0)} to {number(high, 0)}, {first} over {second}"
+    return f'{number(low, 0)} to {number(high, 0)}<br><span class="se">{first} over {second}</span>'
 
 
 def _onset(curve: Mapping | None, n_checkpoints: int) -> str:

@@ -20,8 +20,8 @@ from interp.figures import (
 from interp.figures.offset_profile import RAW_COST
 from interp.figures.score_matrix import score_frames
 from interp.figures.step_axis import positions
-from interp.figures.unit_name import readings_of, several_readings, unit_name
-from interp.records import AttentionMap, CheckpointScores, DetectionReport, HeadScore
+from interp.records import AttentionMap, CheckpointScores, DetectionReport, HeadScore, by_prefix_matching
+from interp.unit_name import readings_of, several_readings, unit_name
 
 SHOWN_SCORES = ("previous_token", "prefix_matching", "copying_edge")
 N_PROFILES = 4
@@ -140,15 +140,10 @@ def losses(figures: FigureSet, report: DetectionReport, name: str) -> str | None
     return figures.add(name, _bound(loss_by_position, values, steps, positions=rows[-1].icl_positions))
 
 
-def strongest(heads: Sequence[HeadScore], n: int) -> list[HeadScore]:
-    """The n units of highest prefix matching, strongest first."""
-    return sorted(heads, key=lambda head: -head.prefix_matching)[:n]
-
-
 def offsets(figures: FigureSet, report: DetectionReport, name: str) -> str | None:
-    """Weight by offset of the strongest units; None where it was not measured."""
+    """Weight by offset of the units of highest prefix matching; None where it was not measured."""
     heads = report.checkpoints[-1].heads
-    found = [head for head in strongest(heads, N_PROFILES) if head.weight_by_offset]
+    found = [head for head in by_prefix_matching(heads)[:N_PROFILES] if head.weight_by_offset]
     if not found:
         return None
     with_reading = several_readings(heads)
@@ -173,12 +168,12 @@ def cuts(figures: FigureSet, report: DetectionReport, name: str) -> str | None:
 
 
 def comparisons(figures: FigureSet, reports: dict[str, DetectionReport]) -> list[str]:
-    """Ids of the figures that put several runs on one axis: strongest unit, order gain, in-context
-    learning."""
+    """Ids of the figures that put several runs on one axis: prefix matching of the unit that has
+    most of it, order gain, in-context learning."""
     series = {name: report for name, report in reports.items() if len(report.checkpoints) > 1}
     placed = []
     for key, quantity in (
-        ("prefix_matching", "prefix matching, strongest unit"),
+        ("prefix_matching", "prefix matching, highest unit"),
         ("order_gain", "order gain (nats)"),
         ("in_context_learning", "ICL score (nats)"),
     ):
@@ -201,8 +196,8 @@ def _within_one(curves: dict[str, tuple[list[int], list[float]]]) -> bool:
 
 
 def _curve(report: DetectionReport, key: str) -> tuple[list[int], list[float]]:
-    """Steps and values; prefix matching is that of the unit strongest at the last checkpoint, followed
-    back."""
+    """Steps and values; prefix matching is that of the unit that has most of it at the last
+    checkpoint, followed back."""
     if key != "prefix_matching":
         # As in the phase plot, whose midpoints these curves share.
         windows = [c.in_context_learning_window_nats for c in report.checkpoints]
@@ -211,7 +206,7 @@ def _curve(report: DetectionReport, key: str) -> tuple[list[int], list[float]]:
         rows = [(c.step, getattr(c, f"{key}_nats")) for c in report.checkpoints]
         rows = [(step, value) for step, value in rows if value is not None]
         return [step for step, _ in rows], [value for _, value in rows]
-    best = strongest(report.checkpoints[-1].heads, 1)
+    best = by_prefix_matching(report.checkpoints[-1].heads)
     if not best:
         return [], []
     same = (best[0].layer, best[0].head, best[0].unit, best[0].reading)

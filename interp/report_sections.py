@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from interp.figures.attention_map import MOST_LABELS, MOST_SMALL
 from interp.figures.score_matrix import SCORES
 from interp.figures.token_text import visible
-from interp.figures.unit_name import READINGS, several_readings, unit_name
-from interp.records import DetectionReport, HeadScore, begins_below_chance
+from interp.records import DetectionReport, HeadScore, begins_below_chance, by_prefix_matching
 from interp.report_figures import FigureSet, cuts, losses, maps, matrices, offsets, phase
 from interp.report_terms import TERMS
 from interp.report_text import finding, signed
+from interp.unit_name import READINGS, several_readings, unit_name
 
 N_HEADS_SHOWN = 24
 TRANSITION_NAMES = {
@@ -177,7 +177,7 @@ def matrix_section(figures: FigureSet, report: DetectionReport, run: str) -> str
 
 
 def map_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
-    """Attention maps of the strongest units."""
+    """Attention maps of the units of highest prefix matching and of the previous-token one."""
     placed = maps(figures, report, f"{run}-map")
     if not placed:
         return ""
@@ -232,8 +232,8 @@ def curve_section(figures: FigureSet, report: DetectionReport, run: str) -> str:
 
 
 def head_table(report: DetectionReport) -> str:
-    """All units of the last checkpoint, strongest first; long tables fold."""
-    heads = sorted(report.checkpoints[-1].heads, key=lambda head: -head.prefix_matching)
+    """All units of the last checkpoint, highest prefix matching first; long tables fold."""
+    heads = by_prefix_matching(report.checkpoints[-1].heads)
     if not heads:
         return ""
     with_reading = several_readings(heads)
@@ -252,7 +252,8 @@ def head_table(report: DetectionReport) -> str:
     ]
     rows = [_head_row(unit, with_reading) for unit in heads]
     shown = table(head, rows[:N_HEADS_SHOWN])
-    at = f"Step {report.checkpoints[-1].step:,}, strongest first; ± one standard error over sequences."
+    step = report.checkpoints[-1].step
+    at = f"Step {step:,}, highest prefix matching first; ± one standard error over sequences."
     if any(unit.decided_by == "causal" for unit in heads):
         at += " Effect and copying at the offset decide: of the mixer's own reading, whose edges were cut."
     rest = ""

@@ -40,6 +40,9 @@ TERMS = {
         "of that reading have no cut here; interp.offset_profile with reading='block' makes it, and the "
         "dashboard has it under “Offsets and cuts”."
     ),
+    "Strongest unit": (
+        "The unit and reading of largest effect where edges were cut, else of highest prefix matching."
+    ),
     "Induction head": (
         f"A unit whose effect is at least {MIN_EFFECT_NATS:g} nats and {MIN_STANDARD_ERRORS:g} standard "
         f"errors, and whose copying at the offset is at least {MIN_COPYING:g}. All readings of a unit carry "

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from interp.figures.unit_name import several_readings, unit_name
 from interp.head_scores import MIN_PREFIX_MATCHING
 from interp.induction_test import MIN_EFFECT_NATS
-from interp.records import DetectionReport, HeadScore, begins_below_chance
+from interp.records import DetectionReport, HeadScore, begins_below_chance, strongest_unit
+from interp.unit_name import several_readings, unit_name
 
 CURVES = {
     "prefix_matching": "prefix matching",
@@ -40,7 +40,7 @@ def heads_sentence(report: DetectionReport) -> str:
     n_units = len({(head.layer, head.head) for head in last.heads})
     at = f" at step {last.step:,}" if len(report.checkpoints) > 1 else ""
     if not found:
-        best = max(last.heads, key=lambda head: head.prefix_matching)
+        best = strongest_unit(last.heads)
         name, score = unit_name(best, with_reading=with_reading), signed(best.prefix_matching)
         chance = signed(best.prefix_matching_chance)
         return (

@@ -28,8 +28,8 @@ from torch import Tensor
 
 from interp.displayed import Displayed
 from interp.errors import InterventionError
+from interp.offset_cuts import mean, standard_error
 from interp.offset_edges import probe_matches, window_matches
-from interp.offset_profile import mean, standard_error
 from interp.sequences import RepeatedTokens
 from interp.sites import check_head, check_layer
 from interp.steering_edges import LayerMemory, Text

@@ -1,5 +1,6 @@
 """The table that `detect-induction` prints."""
 
+import io
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -9,33 +10,82 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from interp.records import CheckpointScores, DetectionReport, HeadScore, begins_below_chance
+from interp.records import (
+    CheckpointScores,
+    DetectionReport,
+    HeadScore,
+    begins_below_chance,
+    by_prefix_matching,
+    strongest_unit,
+)
+from interp.unit_name import several_readings, unit_name
 
 WIDTH = 100
+# Rows of the two tables unless more are asked for: with what stands around them, a screen of 40 lines.
+N_CHECKPOINTS = 8
+N_UNITS = 8
 # As in interp.head_scores, which would bring torch with it.
 MIN_PREFIX_MATCHING = 0.3
 
 
-def print_report(report: DetectionReport, *, top: int = 12, file: TextIO | None = None) -> None:
-    """Print the strongest heads of the last checkpoint, the series, its transition and the notes, 100 columns
-    wide.
+def print_report(
+    report: DetectionReport,
+    *,
+    top: int | None = N_UNITS,
+    n_checkpoints: int | None = N_CHECKPOINTS,
+    file: TextIO | None = None,
+) -> None:
+    """Print the series, its transition, the heads of the last checkpoint and the notes, 100 columns wide.
+
+    Args:
+        top: At most this many units, highest prefix matching first; None prints all.
+        n_checkpoints: At most this many checkpoints, evenly, the first and last among them; None prints all.
     """
     file = file or sys.stdout
     width = min(shutil.get_terminal_size((WIDTH, 40)).columns, 120) if file.isatty() else WIDTH
     console = Console(file=file, width=width, highlight=False)
     console.print(_heading(report), markup=False)
+    if not report.checkpoints:
+        console.print("No checkpoint.")
+        return
     if len(report.checkpoints) > 1:
-        console.print(_series(report))
+        console.print(_series(report, n_checkpoints))
         if (places := report.checkpoints[-1].icl_positions) is not None:
             console.print(ICL_NOTE.format(*places), markup=False, style="dim")
         for line in _transition(report.phase_transition):
             console.print(line, markup=False)
-    console.print(_heads(report.checkpoints[-1], top))
+    if report.checkpoints[-1].heads:
+        if len(report.checkpoints) > 1:
+            console.print()
+        console.print(_heads(report.checkpoints[-1], top))
     for line in _cut_note(report.checkpoints[-1]):
         console.print(line, markup=False, style="dim")
     console.print(_verdict(report), markup=False)
     for note in report.notes:
         console.print(f"note: {note}", markup=False, style="dim")
+    if (more := _left_out(report, top, n_checkpoints)) is not None:
+        console.print(more, markup=False, style="dim")
+
+
+def printed_report(report: DetectionReport) -> str:
+    """What `print_report` prints, as text."""
+    text = io.StringIO()
+    print_report(report, file=text)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def _left_out(report: DetectionReport, top: int | None, n_checkpoints: int | None) -> str | None:
+    """How many rows are not shown, and where they are; None where all are."""
+    parts = []
+    for shown, there, name in (
+        (n_checkpoints, len(report.checkpoints), "checkpoints"),
+        (top, len(report.checkpoints[-1].heads), "units' rows"),
+    ):
+        if shown is not None and shown < there:
+            parts.append(f"{shown} of {there} {name}")
+    if not parts:
+        return None
+    return f"Shown: {', '.join(parts)}; all: --csv, --json, --html or report.to_pandas()."
 
 
 def _heading(report: DetectionReport) -> str:
@@ -44,7 +94,7 @@ def _heading(report: DetectionReport) -> str:
     mixers = ", ".join(dict.fromkeys(report.mixers))
     # Mamba-1 has no heads: what the model counts as such are the channels of its scan.
     units = f"{report.n_heads} {'channels' if set(report.mixers) == {'mamba1'} else 'heads'} each"
-    if len(set(report.mixers)) > 1:
+    if len(set(report.mixers)) > 1 and report.checkpoints:
         units = f"{len(_units(report.checkpoints[-1].heads))} scored units"
     return (
         f"{report.path}\n{report.n_layers} layers ({mixers}), {units}. Probe: "
@@ -53,13 +103,14 @@ def _heading(report: DetectionReport) -> str:
     )
 
 
-def _series(report: DetectionReport) -> Table:
-    shown = _spread(report.checkpoints, 24)
+def _series(report: DetectionReport, n_checkpoints: int | None) -> Table:
+    shown = _spread(report.checkpoints, n_checkpoints)
     some = "" if len(shown) == len(report.checkpoints) else f" ({len(shown)} of {len(report.checkpoints)})"
     table = Table(
         box=SIMPLE_HEAD,
         title=f"Checkpoints{some}",
         title_justify="left",
+        show_edge=False,
         pad_edge=False,
         padding=(0, 1, 0, 0),
     )
@@ -69,7 +120,8 @@ def _series(report: DetectionReport) -> Table:
     table.add_column("best prefix matching", justify="left")
     table.add_column("induction", justify="right")
     for checkpoint in shown:
-        best = max(checkpoint.heads, key=lambda head: head.prefix_matching)
+        best = next(iter(by_prefix_matching(checkpoint.heads)), None)
+        name = "" if best is None else unit_name(best, with_reading=several_readings(checkpoint.heads))
         table.add_row(
             str(checkpoint.step),
             _number(checkpoint.loss_nats, 3),
@@ -77,16 +129,18 @@ def _series(report: DetectionReport) -> Table:
             _number(checkpoint.repeat_loss_nats, 3),
             _number(checkpoint.order_gain_nats, 3),
             _number(checkpoint.hit_loss_nats, 3),
-            f"{best.prefix_matching:.3f} ({_name(best)})",
+            "-" if best is None else f"{best.prefix_matching:.3f} ({name})",
             str(len(_units(head for head in checkpoint.heads if head.is_induction))),
         )
     return table
 
 
-def _spread(checkpoints: tuple[CheckpointScores, ...], n: int) -> list[CheckpointScores]:
-    """At most n of the checkpoints, evenly, the first and last among them."""
-    if len(checkpoints) <= n:
+def _spread(checkpoints: tuple[CheckpointScores, ...], n: int | None) -> list[CheckpointScores]:
+    """At most n of the checkpoints (None: all), evenly, the first and last among them; of one, the last."""
+    if n is None or len(checkpoints) <= n:
         return list(checkpoints)
+    if n < 2:
+        return list(checkpoints[-1:])
     return [checkpoints[round(k * (len(checkpoints) - 1) / (n - 1))] for k in range(n)]
 
 
@@ -104,26 +158,32 @@ _COLUMNS = (
     "copy\nthere",
 )
 ICL_NOTE = (
-    "ICL is the loss at token {} of a window minus that at token {}. Where windows have a fixed structure, "
-    "loss by position (the report's figure) tells more."
+    "ICL is the loss at token {} of a window minus that at token {}; loss by position (--html) tells more."
 )
 
 
-def _heads(checkpoint: CheckpointScores, top: int) -> Table:
+def _heads(checkpoint: CheckpointScores, top: int | None) -> Table:
     chance = checkpoint.heads[0].prefix_matching_chance
     title = (
-        f"Step {checkpoint.step}: strongest of {len(checkpoint.heads)} by prefix matching "
+        f"Step {checkpoint.step}: highest prefix matching of {len(checkpoint.heads)} "
         f"(uniform attention: {chance:.3f})"
     )
-    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+    )
     table.add_column("\nhead", no_wrap=True)
     table.add_column("\nreading", no_wrap=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
-    for head in sorted(checkpoint.heads, key=lambda head: -head.prefix_matching)[:top]:
+    for head in by_prefix_matching(checkpoint.heads)[:top]:
         table.add_row(
-            _name(head, reading=False),
+            unit_name(head),
             head.reading,
             f"{head.prefix_matching:.3f} ±{head.prefix_matching_se:.3f}",
             f"{head.previous_token:.3f}",
@@ -146,15 +206,13 @@ def _cut_note(checkpoint: CheckpointScores) -> list[str]:
     if not cut:
         return []
     lines = [
-        "Cut nats and copy there decide. They are of the edges at the offset, of the mixer's own reading "
+        "Cut nats and copy there decide: of the edges at the offset, of the mixer's own reading "
         f"({', '.join(sorted(cut))})."
     ]
     if any(head.reading == "block" for head in checkpoint.heads):
         lines.append(
-            "In block rows the offset is that of the largest weight and nothing was cut: the convolution is "
-            "counted in, so that the same circuit may be found at another offset (mostly +1), with another "
-            "cost. interp.offset_profile with reading='block', or the dashboard's tab Offsets and cuts, "
-            "measures it."
+            "In block rows (convolution counted in, mostly matching at +1) the offset is by weight; their "
+            "cuts: interp.offset_profile with reading='block', or the dashboard's tab Offsets and cuts."
         )
     return lines
 
@@ -194,28 +252,28 @@ def _verdict(report: DetectionReport) -> str:
         return f"{len(found)} induction {'head' if len(found) == 1 else 'heads'}: {_listed(found)}"
     heads = report.checkpoints[-1].heads
     matching = _units(head for head in heads if head.prefix_matching >= MIN_PREFIX_MATCHING)
-    if not matching:
+    if matching:
+        return (
+            f"No induction head: {_listed(matching)} match prefixes (at least {MIN_PREFIX_MATCHING}), but "
+            "fail what is asked for beside it (copying; the causal test where it was made)."
+        )
+    best = strongest_unit(heads)
+    if best is None:
         return "No induction head."
-    return (
-        f"No induction head: {_listed(matching)} match prefixes (at least {MIN_PREFIX_MATCHING}), but fail "
-        "what is asked for beside it (copying; the causal test where it was made)."
-    )
+    name, cost = unit_name(best, with_reading=several_readings(heads)), best.offset_effect_nats
+    why = f"prefix matching {best.prefix_matching:.2f}"
+    if cost is not None:
+        why = f"cut {cost:.2f} nats at {best.offset:+d}"
+    return f"No induction head. The strongest unit is {name} ({why})."
 
 
 def _units(heads: Iterable[HeadScore]) -> list[str]:
     """Names of the units, each once: a unit may have several readings."""
-    return list(dict.fromkeys(_name(head, reading=False) for head in heads))
+    return list(dict.fromkeys(unit_name(head) for head in heads))
 
 
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")
-
-
-def _name(head: HeadScore, *, reading: bool = True) -> str:
-    unit = {"head": f"L{head.layer}H{head.head}", "layer": f"L{head.layer}"}.get(
-        head.unit, f"L{head.layer} {head.unit} {head.head}"
-    )
-    return f"{unit} {head.reading}" if reading and head.reading != "pattern" else unit
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -209,7 +209,7 @@ def report(
         n_heads=n_heads,
         probe=probe,
         checkpoints=tuple(checkpoints),
-        phase_transition=None if found is None else found.to_dict(),
+        phase_transition=found,
         attention_maps=maps,
         notes=("The probe was shortened to 25 tokens: the context is 128.",),
         text="standard library",

@@ -38,10 +38,16 @@ def test_the_example_runs(demo, capsys):
     assert int(step) == load_run("demo-mamba1").training.steps
     assert len(code.strip().splitlines()) <= 15
     code = code.replace("demo-out", str(demo)).replace(step, "00000002")
-    exec(compile(code, "README.md", "exec"), {})
+    names = {}
+    exec(compile(code, "README.md", "exec"), names)
     lines = capsys.readouterr().out.splitlines()
     # Two layers, or one, each in two readings.
     assert lines and all(line.split()[2] in ("ssm", "block") for line in lines)
+    cut = _blocks("python")[2].strip().splitlines()
+    assert len(cut) == 2
+    exec(cut[0], names)
+    profile = eval(cut[1], names)
+    assert [layer.reading for layer in profile.layers] == ["block"] * len(profile.layers)
 
 
 def test_the_file_with_a_configuration_is_trained(tmp_path):
@@ -101,6 +107,11 @@ def test_make_targets_are_there():
 def test_files_that_are_linked_exist():
     for link in re.findall(r"\]\((?!http)([^)#]+)\)", TEXT):
         assert (ROOT / link).exists(), link
+
+
+def test_the_demos_time_is_said_beside_the_installations():
+    took = re.search(r"^Took (\d+) s\.", TEXT, re.MULTILINE)[1]
+    assert f"in {took} s, after the installation" in TEXT and re.search(r"once, in about \d+ s", TEXT)
 
 
 def test_demo_output_names_the_runs():

@@ -11,8 +11,8 @@ from interp.dashboard.quotation import quoted
 from interp.dashboard.run import Run
 from interp.errors import DetectionError
 from interp.induction_test import N_SEQUENCES
+from interp.offset_cuts import LayerProfile, default_offsets, mean, offset_profile, standard_error
 from interp.offset_edges import Matches, probe_matches, window_matches
-from interp.offset_profile import LayerProfile, default_offsets, mean, offset_profile, standard_error
 from interp.plan import make_plan
 from interp.subject import LanguageModelSubject, Subject
 

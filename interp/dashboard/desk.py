@@ -21,9 +21,9 @@ from interp.dashboard.selection import Selection
 from interp.dashboard.sheet import Sheet, read_sheet
 from interp.dashboard.states import StateNorms, state_norms
 from interp.errors import DetectionError
-from interp.figures.unit_name import UNIT_LETTERS
 from interp.plan import LARGE_WEIGHTS
 from interp.subject import LanguageModelSubject, Subject
+from interp.unit_name import UNIT_LETTERS
 
 MOST_SHEET_BYTES = 256 << 20
 MOST_INPUT_BYTES = 128 << 20

@@ -31,12 +31,12 @@ from interp.dashboard.scoring import scored
 from interp.errors import DetectionError
 from interp.figures.theme import MODES, theme_of
 from interp.figures.token_text import visible
-from interp.figures.unit_name import UNIT_LETTERS
 from interp.finite_outputs import check_finite_outputs
 from interp.records import write_text
 from interp.report import POLICY
 from interp.report_figures import FigureSet
 from interp.report_sections import escaped
+from interp.unit_name import UNIT_LETTERS
 
 MOST_BYTES = 15_000_000
 # Kept for everything but weights: plotly.js, the script, figures, norms.

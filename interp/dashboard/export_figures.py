@@ -11,12 +11,16 @@ from interp.dashboard.states import StateNorms
 from interp.records import DetectionReport
 from interp.report_figures import FigureSet, matrices, phase
 
+# Side of the square of cells where there is most room, pixels: the script makes it smaller and leaves labels
+# out. As in export_views.js.
+MOST_ROOM = 620
+
 
 def map_figure(figures: FigureSet, name: str, sheet: Sheet) -> None:
     """The map of a prompt on the scale of this sheet, without cells."""
 
     def draw(mode: str) -> Any:
-        figure = views.attention_view(sheet, 0, mode=mode, side=560)
+        figure = views.attention_view(sheet, 0, mode=mode, side=MOST_ROOM)
         marked = figure.data[0].texttemplate is not None
         figure.data[0].update(z=None, text=None)
         # Kept as a list: the script replaces the numbers beside them.

@@ -76,6 +76,15 @@ const makeViews = ({ data, figures, chosen, at, act }) => {
     const shared = all.length > 1 && all[0].quantity === all[1].quantity;
     sides.forEach((side, k) => drawMap(side, all[k], reach(shared ? all : [all[k]]), shared));
   }
+  // The figure is made for one wide map: in less room fewer labels, as LABEL_PX of views.py has it.
+  function thinLabels(axes, cell) {
+    for (const axis of axes) {
+      const { tickvals, ticktext, tickfont } = axis;
+      const every = tickvals.length > 1 ? Math.ceil((1.3 * tickfont.size) / (cell * (tickvals[1] - tickvals[0]))) : 1;
+      const kept = (_, k) => k % every === 0;
+      Object.assign(axis, { tickvals: tickvals.filter(kept), ticktext: ticktext.filter(kept) });
+    }
+  }
   function drawMap(side, { read, n, limit: largest, signed, quantity }, limit, shared) {
     const map = at("map" + side.tag);
     const shown = figure(`map-${side.model}-${chosen.prompt}-${signed ? "signed" : "plain"}`);
@@ -89,6 +98,7 @@ const makeViews = ({ data, figures, chosen, at, act }) => {
     const { l, r, t, b } = shown.layout.margin;
     const room = Math.max(Math.min(map.clientWidth - l - r, 620), 200);
     Object.assign(shown.layout, { width: room + l + r, height: room + t + b, uirevision: `${chosen.prompt}` });
+    thinLabels([shown.layout.xaxis2, shown.layout.yaxis2], room / n);
     shown.layout.shapes = [{
       type: "rect", xref: "x", yref: "y", x0: -0.5, x1: n - 0.5, y0: token(side) - 0.5, y1: token(side) + 0.5,
       line: { color: theme().ink, width: 1, dash: "dot" },

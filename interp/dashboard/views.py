@@ -28,8 +28,8 @@ OFFSETS = range(-2, 9)
 # Left and right margins of a map of numbers, pixels; longer token names take more.
 MAP_FRAME = 126
 RIGHT_PX, TOP_PX = 66, 14
-# Height of a label's line by its font.
-LABEL_PX = 1.1
+# Room of a label by its font: less, and it runs into the next. As in export_views.js.
+LABEL_PX = 1.3
 
 
 def attention_view(

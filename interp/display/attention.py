@@ -6,8 +6,8 @@ import plotly.graph_objects as go
 
 from interp.display.page import first_rows
 from interp.figures import attention_map
-from interp.figures.unit_name import unit_name
 from interp.records import AttentionMap
+from interp.unit_name import unit_name
 
 N_EDGES = 8
 

@@ -7,9 +7,9 @@ import plotly.graph_objects as go
 
 from interp.display.page import first_rows
 from interp.figures import score_matrix
-from interp.figures.unit_name import readings_of, several_readings, unit_name
-from interp.records import CheckpointScores, HeadScore, to_plain
+from interp.records import CheckpointScores, HeadScore, by_prefix_matching, to_plain
 from interp.report_text import signed
+from interp.unit_name import readings_of, several_readings, unit_name
 
 N_UNITS = 12
 
@@ -26,8 +26,8 @@ def words(scores: CheckpointScores) -> list[str]:
 
 
 def shown(scores: CheckpointScores) -> pd.DataFrame:
-    """Its units, strongest prefix matching first."""
-    heads = sorted(scores.heads, key=lambda head: -head.prefix_matching)
+    """Its units, highest prefix matching first."""
+    heads = by_prefix_matching(scores.heads)
     with_reading = several_readings(heads)
     return first_rows([unit_row(head, with_reading) for head in heads], N_UNITS)
 

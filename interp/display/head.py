@@ -6,9 +6,9 @@ import plotly.graph_objects as go
 from interp.display.page import first_rows
 from interp.figures import offset_profile
 from interp.figures.offset_profile import RAW_COST
-from interp.figures.unit_name import unit_name
 from interp.records import HeadScore, to_plain
 from interp.report_text import signed
+from interp.unit_name import unit_name
 
 SHOWN = (
     *("prefix_matching", "prefix_matching_chance", "previous_token", "previous_token_chance"),

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from interp.display.page import first_rows
 from interp.figures import offset_profile
 from interp.figures.offset_profile import RAW_COST
-from interp.offset_profile import LayerProfile, OffsetProfile, mean, standard_error
+from interp.offset_cuts import LayerProfile, OffsetProfile, mean, standard_error
 from interp.report_text import signed
 
 N_ROWS, N_DRAWN = 16, 4

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 STYLE = """
 .bsx{max-width:900px;font-size:13px}.bsx p{margin:0 0 4px}.bsx .bsx-scroll{overflow-x:auto;margin:6px 0}
 .bsx table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums;margin:0}
-.bsx th,.bsx td{padding:3px 9px;text-align:right;white-space:nowrap}
+.bsx th,.bsx td{padding:3px 6px;text-align:right;vertical-align:bottom}
+.bsx td{white-space:nowrap}.bsx th{white-space:normal}
 .bsx tr{border-bottom:1px solid rgba(128,128,128,.25)}
 .bsx th:first-child,.bsx td:first-child{text-align:left}.bsx img{max-width:100%;height:auto}
 .bsx .bsx-small{opacity:.7;font-size:12px}
@@ -41,6 +42,8 @@ def bundle(record: Any, module: ModuleType) -> dict[str, str]:
     name = type(record).__name__
     parts = [f"<style>{STYLE}</style>", paragraphs, _pictures(record, module, words), html_table(table)]
     plain = "\n".join([f"{name}: {' '.join(words)}", *([] if table.empty else ["", plain_table(table)])])
+    if left_out := table.attrs.get("left_out", 0):
+        plain += f"\nand {left_out:,} more rows: to_pandas()"
     return {"text/html": f'<div class="bsx">{"".join(parts)}</div>', "text/plain": plain}
 
 
@@ -79,7 +82,8 @@ def html_table(table: "pd.DataFrame") -> str:
     left_out = table.attrs.get("left_out", 0)
     more = f'<p class="bsx-small">and {left_out:,} more rows: to_pandas()</p>' if left_out else ""
     drawn = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-    return f'<div class="bsx-scroll">{drawn}</div>{more}'
+    # Some viewers drop the style sheet and keep what stands on the element.
+    return f'<div class="bsx-scroll" style="overflow-x:auto">{drawn}</div>{more}'
 
 
 def plain_table(table: "pd.DataFrame") -> str:

@@ -25,7 +25,7 @@ def words(report: DetectionReport) -> list[str]:
 
 
 def shown(report: DetectionReport) -> pd.DataFrame:
-    """The units of the last checkpoint, strongest first."""
+    """The units of the last checkpoint, highest prefix matching first."""
     return checkpoint.shown(report.checkpoints[-1]) if report.checkpoints else first_rows([], N_UNITS)
 
 

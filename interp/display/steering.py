@@ -5,7 +5,7 @@ import plotly.graph_objects as go
 
 from interp.display.page import first_rows
 from interp.figures.effect_bars import effect_bars
-from interp.offset_profile import mean, standard_error
+from interp.offset_cuts import mean, standard_error
 from interp.report_text import signed
 from interp.steering import SteeringEffect
 

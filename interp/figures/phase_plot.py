@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from interp.figures.direct_label import label_ends, room_for
 from interp.figures.step_axis import axis_layout, positions, short
 from interp.figures.theme import SYMBOLS, Theme, style, theme_of, transparent
-from interp.figures.unit_name import several_readings, unit_name
-from interp.records import CheckpointScores, HeadScore, begins_below_chance
+from interp.records import CheckpointScores, HeadScore, begins_below_chance, by_prefix_matching
+from interp.unit_name import several_readings, unit_name
 
 # (name, axis title, label) of the panels below the head scores.
 LOSSES = (
@@ -102,7 +102,7 @@ def _axes(figure: go.Figure, steps: list[int], panels: list[str], heights: list[
 def _head_lines(
     figure: go.Figure, checkpoints: Sequence[CheckpointScores], n_named: int, theme: Theme
 ) -> None:
-    final = sorted(checkpoints[-1].heads, key=lambda head: -head.prefix_matching)
+    final = by_prefix_matching(checkpoints[-1].heads)
     with_reading = several_readings(final)
     steps = [checkpoint.step for checkpoint in checkpoints]
     named = list(zip(final[:n_named], theme.series, SYMBOLS, strict=False))

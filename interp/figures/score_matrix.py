@@ -9,8 +9,8 @@ import plotly.graph_objects as go
 
 from interp.figures.step_slider import SLIDER_PX, add_step_slider
 from interp.figures.theme import Theme, colour_bar, on_colour, scale, style, theme_of
-from interp.figures.unit_name import UNIT_LETTERS
 from interp.records import CheckpointScores
+from interp.unit_name import UNIT_LETTERS
 
 # (label, lowest, highest): None is the largest absolute value, the same on both sides.
 SCORES = {

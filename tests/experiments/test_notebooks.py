@@ -12,6 +12,7 @@ from nbconvert import HTMLExporter
 
 from experiments.errors import TrainingError
 from experiments.notebooks.finished_runs import VARIABLE, finished_runs, is_finished
+from interp.display.page import STYLE
 
 FOLDER = Path(__file__).parents[2] / "experiments" / "notebooks"
 NAMES = (
@@ -153,6 +154,8 @@ def test_a_committed_notebook_is_small_and_readable(name):
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     html = outputs(notebook, "text/html")
     assert len(html) >= 4 and not any("<script" in text or "http" in text for text in html)
+    records = [text for text in html if 'class="bsx"' in text]
+    assert all(STYLE in text for text in records), "shown as records were shown before: run it anew"
     kinds = {kind for c in code for o in c.outputs for kind in o.get("data", {})}
     assert kinds <= {"text/html", "text/plain"}
     text = path.read_text("utf-8")

@@ -21,8 +21,8 @@ from interp import figures
 from interp.circuits import unit_weights
 from interp.composition import composition_scores
 from interp.figures.still import svg
+from interp.offset_cuts import mean, offset_profile
 from interp.offset_edges import probe_matches
-from interp.offset_profile import mean, offset_profile
 from interp.patching import activation_patching
 from interp.phase_transition import from_checkpoints
 from interp.records import rows
@@ -257,9 +257,19 @@ def test_no_text_of_a_model_acts():
     assert len(nasty.attention_maps[0].to_pandas()) == 28 * 29 // 2
 
 
+def test_wide_tables_wrap_their_heads_and_scroll():
+    page = report()._repr_html_()
+    assert re.search(r"\.bsx th\{[^}]*white-space:normal\}", page)
+    # Also where a viewer leaves the style sheet out.
+    bare = re.sub(r"<style>.*?</style>", "", page, flags=re.S)
+    assert re.search(r'<div [^>]*style="overflow-x:auto"><table>', bare)
+
+
 def test_long_tables_say_what_they_leave_out():
     page = shown(report(n_heads=12))
     assert "and 12 more rows: to_pandas()" in page.words
+    plain = report(n_heads=12)._repr_mimebundle_()["text/plain"]
+    assert plain.endswith("and 12 more rows: to_pandas()")
     assert "more rows" not in shown(report(n_heads=4)).words
 
 

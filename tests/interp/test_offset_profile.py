@@ -11,8 +11,8 @@ from language_models import build
 from interp.edge_cuts import EdgeCut, zeroed_tap
 from interp.errors import DetectionError
 from interp.head_scores import HeadScores
+from interp.offset_cuts import mean, offset_profile
 from interp.offset_edges import Matches, probe_matches, window_matches
-from interp.offset_profile import mean, offset_profile
 from interp.sequences import RepeatedTokens
 from interp.subject import LanguageModelSubject
 from models.config import LanguageModelConfig, Mamba1Config

@@ -2,13 +2,21 @@
 
 import json
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from interp_reports import STEPS, report
 
-from interp.phase_transition import MIN_CHANGE, fit_transition, from_checkpoints, lead, phase_transition
-from interp.records import begins_below_chance
+from interp.phase_transition import (
+    MIN_CHANGE,
+    PhaseTransition,
+    fit_transition,
+    from_checkpoints,
+    lead,
+    phase_transition,
+)
+from interp.records import begins_below_chance, to_json
 from interp.transition_fit import StepAxis, crossing
 
 GRID = np.unique(np.round(np.geomspace(1, 4000, 30)).astype(int))
@@ -184,6 +192,18 @@ def test_phase_transition_has_the_keys_of_the_json_and_is_quick():
     assert found.lead_of == ("prefix_matching", "in_context_learning")
     assert found.lead_steps[1] > 0
     assert phase_transition(steps, n_bootstrap=200, **curves).to_dict() == record
+
+
+def test_a_reports_transition_is_a_record_that_reads_as_its_json():
+    series = report()
+    found = series.phase_transition
+    assert isinstance(found, PhaseTransition) and dict(found) == found.to_dict()
+    assert found["order_gain"]["onset_step"] == list(found.order_gain.onset_step)
+    assert found.get("order_gain") == found.order_gain.to_dict() and found.get("no such curve") is None
+    as_json = json.loads(to_json(series))["phase_transition"]
+    assert as_json == found.to_dict()
+    # As it was when the field held the JSON itself.
+    assert to_json(replace(series, phase_transition=found.to_dict())) == to_json(series)
 
 
 def test_without_a_change_of_behaviour_there_is_no_phase_transition():

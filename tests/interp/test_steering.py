@@ -2,12 +2,15 @@
 wired.
 """
 
+from pathlib import Path
+
 import pytest
 import torch
 from language_models import build, tokens
 
 from interp.ablation import zero_ablated
 from interp.errors import InterventionError
+from interp.offset_cuts import offset_profile
 from interp.offset_edges import probe_matches
 from interp.sequences import candidates, repeated_tokens
 from interp.steering import Steering, steer, steering_effect
@@ -173,8 +176,6 @@ def trained(tmp_path_factory):
 
 
 def test_a_trained_model_loses_its_repeats_and_little_else(trained):
-    from interp.offset_profile import offset_profile
-
     probe = repeated_tokens(16, 12, 3, ids=candidates(32))
     layer = offset_profile(trained, probe_matches(probe), controls=("random",), by_unit=False).layers[0]
     delta = layer.best()
@@ -232,3 +233,13 @@ def test_public_names_are_what_they_say():
 
     for name in interp.__all__:
         assert getattr(interp, name).__name__ == name
+
+
+def test_no_module_stands_in_the_way_of_a_public_name():
+    """Importing a submodule sets its name in the package, over a function that is imported on first use."""
+    import interp
+
+    modules = {path.stem for path in Path(interp.__file__).parent.iterdir()}
+    assert "offset_cuts" in modules and not modules & set(interp.__all__)
+    # The module that has it is imported above.
+    assert interp.offset_profile is offset_profile

@@ -272,6 +272,32 @@ def test_fits_the_window(open_file, name, width):
     )
 
 
+def labels(page, map):
+    """How many tokens are named along each axis, and how many pairs of neighbours are closer than a line."""
+    return page.evaluate(
+        """(id) => ["x2tick", "y2tick"].map((axis) => {
+          const there = [...document.querySelectorAll(`#${id} .${axis} text`)];
+          const boxes = there.map((text) => text.getBoundingClientRect());
+          const close = boxes.slice(1).filter((box, k) => Math.hypot(
+            box.x + box.width / 2 - boxes[k].x - boxes[k].width / 2,
+            box.y + box.height / 2 - boxes[k].y - boxes[k].height / 2) < 10);
+          return [boxes.length, close.length];
+        })""",
+        map,
+    )
+
+
+def test_labels_of_two_maps_do_not_run_into_each_other(open_file):
+    page = open_file("text")
+    page.select_option("#prompt", index=2)
+    assert labels(page, "map") == [[46, 0], [46, 0]]
+    page.check("#compare")
+    expect(page.locator("#map-b .heatmaplayer image")).to_be_visible()
+    page.wait_for_function("document.getElementById('map').layout.width < 560")
+    for map in ("map", "map-b"):
+        assert labels(page, map) == [[16, 0], [16, 0]], map
+
+
 def test_dark_comparison_is_dark_on_both_sides(open_file):
     page = open_file("two", mode="dark")
     for map in ("map", "map-b"):
