@@ -67,8 +67,9 @@ def train_all(out: Path) -> list[str]:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 name = waiting.pop(0)
+                there = (out / name / "run.json").is_file()
                 running[name] = (_start(name, out / name), time.perf_counter())
-                say(f"training {name} ...")
+                say(f"training {name} ..." if not there else f"training what {name} lacks ...")
             for name, (process, start) in list(running.items()):
                 if process.poll() is not None:
                     del running[name]

@@ -44,12 +44,14 @@ def print_report(
     file = file or sys.stdout
     width = min(shutil.get_terminal_size((WIDTH, 40)).columns, 120) if file.isatty() else WIDTH
     console = Console(file=file, width=width, highlight=False)
+    # A narrow terminal wraps lines of a table; cut to its width they would lose numbers.
+    tables = Console(file=file, width=max(width, WIDTH), highlight=False)
     console.print(_heading(report), markup=False)
     if not report.checkpoints:
         console.print("No checkpoint.")
         return
     if len(report.checkpoints) > 1:
-        console.print(_series(report, n_checkpoints))
+        tables.print(_series(report, n_checkpoints))
         if (places := report.checkpoints[-1].icl_positions) is not None:
             console.print(ICL_NOTE.format(*places), markup=False, style="dim")
         for line in _transition(report.phase_transition):
@@ -57,7 +59,7 @@ def print_report(
     if report.checkpoints[-1].heads:
         if len(report.checkpoints) > 1:
             console.print()
-        console.print(_heads(report.checkpoints[-1], top))
+        tables.print(_heads(report.checkpoints[-1], top))
     for line in _cut_note(report.checkpoints[-1]):
         console.print(line, markup=False, style="dim")
     console.print(_verdict(report), markup=False)

@@ -112,6 +112,8 @@ def _checked(value: Any, kind: Any, name: str) -> Any:
     elif type(value) is kind:
         return value
     wanted = "a finite number" if kind is float else getattr(kind, "__name__", str(kind))
+    if isinstance(kind, type) and issubclass(kind, PlainConfig) and (some := kind.__subclasses__()):
+        wanted = f"a {', '.join(one.__name__ for one in some[:-1])} or {some[-1].__name__}"
     raise ConfigError(f"{name} is {value!r}; accepted: {wanted}")
 
 
