@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from kernels.linear_cross_entropy import linear_cross_entropy
 from models.config import LanguageModelConfig
-from models.lens import attached
 
 
 class Embed(nn.Module):
@@ -57,8 +56,3 @@ class Unembed(nn.Module):
         """Cross entropy of the logits, in nats; 0 where the target is -1. This module's hooks do not fire."""
         flat = linear_cross_entropy(x.flatten(0, -2), self.W_U.T, target.flatten(), bias=self.b_U)
         return flat.view(target.shape)
-
-    @property
-    def is_hooked(self) -> bool:
-        """Whether something looks at the logits, or at what they are made of."""
-        return attached(self)

@@ -129,7 +129,7 @@ class LanguageModel(LensSurface):
             return added(resid, delta)
         final = normed_sum(self.ln_final, resid, delta)[1]
         # Other forms have second derivatives; on a CPU the numbers of earlier reports stay.
-        if return_type == "loss" and final.is_cuda and form is Form.CHUNKED and not self.unembed.is_hooked:
+        if return_type == "loss" and final.is_cuda and form is Form.CHUNKED and not attached(self.unembed):
             losses = self._fused_losses(final, tokens)
             return losses if loss_per_token else losses.mean()
         return self._output(final, tokens, return_type, loss_per_token)

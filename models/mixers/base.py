@@ -14,18 +14,13 @@ from torch import Tensor, nn
 
 from models.errors import ConfigError, closest
 from models.form import Form
-from models.lens import HookPoint, attached
+from models.lens import HookPoint
 from models.mixers.reading import Reading
 from models.whole import is_whole
 
 ALL_FORMS = frozenset(Form)
 PARALLEL_ONLY = frozenset({Form.PARALLEL})
 RECURRENT_ONLY = frozenset({Form.RECURRENT})
-
-
-def has_hooks(point: HookPoint) -> bool:
-    """Whether anything listens at a hook point."""
-    return attached(point)
 
 
 class OVFactors(NamedTuple):

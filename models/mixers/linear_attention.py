@@ -12,8 +12,9 @@ from kernels.packed_linear_attention import packed_linear_attention
 from models.config import LinearAttentionConfig, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
+from models.lens import attached
 from models.mixers.attention import Attention
-from models.mixers.base import PARALLEL_ONLY, RECURRENT_ONLY, has_hooks
+from models.mixers.base import PARALLEL_ONLY, RECURRENT_ONLY
 from models.mixers.entries import LinearEntries
 from models.mixers.reading import Reading
 
@@ -87,7 +88,7 @@ class LinearAttention(Attention):
     def _stays_packed(self, form: Form, state: LinearAttentionState | None) -> bool:
         """Whether the projections are evaluated side by side: in training, where nothing looks at a part."""
         fits = form is Form.CHUNKED and state is None and self.feature_map is elu_plus_one
-        seen = any(has_hooks(point) for point in (self.hook_q, self.hook_k, self.hook_v))
+        seen = attached(self.hook_q, self.hook_k, self.hook_v)
         return fits and not seen and torch.is_grad_enabled()
 
     def _options(self) -> dict:
@@ -104,7 +105,7 @@ class LinearAttention(Attention):
         self, q: Tensor, k: Tensor, v: Tensor, state: LinearState | None, start: int
     ) -> tuple[Tensor, LinearState]:
         """Token by token; this position's output and the next position read what `hook_state` returns."""
-        hooked = has_hooks(self.hook_state)
+        hooked = attached(self.hook_state)
         outputs = []
         for t in range(q.shape[1]):
             z, state = kernel.step(q[:, t], k[:, t], v[:, t], state=state, **self._options())

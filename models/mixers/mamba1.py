@@ -21,7 +21,7 @@ from kernels import selective_scan
 from models.config import Mamba1Config, RopeConfig
 from models.form import Form
 from models.lens import attached
-from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors, has_hooks
+from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors
 from models.mixers.mamba import Mamba
 from models.mixers.mamba1_reading import Mamba1Parts, mamba1_reading
 from models.mixers.mamba_init import dt_bias, fan_in_uniform, slow_A_log
@@ -145,7 +145,7 @@ class Mamba1(Mamba):
     def _parallel(self, scan: _Scan, state: Tensor | None) -> Tensor:
         """A @ u + D u and what the initial state adds; A in blocks of channels where no hook looks at it."""
         step = self.d_inner
-        if not has_hooks(self.hook_pattern):
+        if not attached(self.hook_pattern):
             batch, seq = scan.u.shape[:2]
             step = max(1, BLOCK_BYTES // (batch * seq * seq * scan.u.element_size()))
         outputs = []
@@ -164,7 +164,7 @@ class Mamba1(Mamba):
     def _recurrent(self, scan: _Scan, state: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
         """Token by token; what the three points of the recurrence return is carried on."""
         points = (self.hook_decay, self.hook_write, self.hook_state)
-        hooked = any(has_hooks(point) for point in points)
+        hooked = attached(*points)
         outputs = []
         for t in range(scan.u.shape[1]):
             here = _Scan(*(part[:, t] for part in scan))

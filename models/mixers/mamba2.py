@@ -25,7 +25,7 @@ from models.config import Mamba2Config, RopeConfig
 from models.errors import ConfigError
 from models.form import Form
 from models.lens import attached
-from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors, has_hooks
+from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, RECURRENT_ONLY, OVFactors
 from models.mixers.mamba import Mamba
 from models.mixers.mamba2_reading import Mamba2Parts, mamba2_reading
 from models.mixers.mamba_init import dt_bias, slow_A_log
@@ -219,7 +219,7 @@ class Mamba2(Mamba):
 
     def _recurrent(self, scan: _Scan, state: Tensor | None, start: int) -> tuple[Tensor, Tensor]:
         """Token by token; what the two points of the recurrence return is carried on."""
-        hooked = has_hooks(self.hook_write) or has_hooks(self.hook_state)
+        hooked = attached(self.hook_write, self.hook_state)
         outputs = []
         for t in range(scan.x.shape[1]):
             here = _Scan(*(part[:, t] for part in scan))

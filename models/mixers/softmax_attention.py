@@ -13,8 +13,9 @@ from kernels.softmax_attention import KVState
 from models.config import RopeConfig, SoftmaxAttentionConfig
 from models.errors import ConfigError
 from models.form import Form
+from models.lens import attached
 from models.mixers.attention import Attention
-from models.mixers.base import ALL_FORMS, PARALLEL_ONLY, has_hooks
+from models.mixers.base import ALL_FORMS, PARALLEL_ONLY
 from models.mixers.entries import SoftmaxEntries
 from models.mixers.reading import Reading
 from models.positions import Rope
@@ -126,7 +127,7 @@ class SoftmaxAttention(Attention):
         return own * k + (1 - own) * torch.cat((first, k[:, :-1]), 1), k[:, -1]
 
     def _parallel(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if has_hooks(self.hook_attn_scores):
+        if attached(self.hook_attn_scores):
             pattern = self._softmax(self.hook_attn_scores(self._scores(q, k)))
         else:
             pattern = kernel.pattern(q, k, **self._options())

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch.testing import assert_close
 
 from models import ConfigError, Form, LanguageModel
+from models.lens import attached
 from models.next_token import next_tokens
 
 NAMES = list(language_models.CONFIGS)
@@ -84,13 +85,13 @@ def test_the_unembedding_gives_the_losses_of_its_logits(name):
 
 
 @pytest.mark.parametrize("kind", ["forward", "forward_pre", "full_backward", "full_backward_pre"])
-def test_the_unembedding_says_whether_something_looks_at_it(kind):
+def test_a_module_with_any_of_pytorchs_hooks_is_looked_at(kind):
     unembed = language_models.build("plain").unembed
-    assert not unembed.is_hooked
+    assert not attached(unembed)
     handle = getattr(unembed, f"register_{kind}_hook")(lambda *args: None)
-    assert unembed.is_hooked
+    assert attached(unembed)
     handle.remove()
-    assert not unembed.is_hooked
+    assert not attached(unembed)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "gpt_neox", "hybrid", "plain"])
