@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from interp.finished import Facts, Finished, FinishedFolder
-from interp.finite_outputs import check_finite_outputs, check_finite_scores
+from interp.finite_outputs import check_finite_scores
 from interp.plan import Plan
 from interp.ranks import Ranks, current_ranks
 from interp.records import AttentionMap, CheckpointScores
@@ -121,7 +121,6 @@ class CheckpointRun:
         if self._plan is None:
             self._plan = self.work.plan(subject)
         plan = self._plan
-        check_finite_outputs(subject, plan.loss_tokens, f"step {checkpoint.step}")
         measured = self.work.measure(subject, plan, checkpoint)
         origin = subject.origin
         digest = digest or (origin or {}).get("weight_sha256")

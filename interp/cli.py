@@ -6,15 +6,26 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from interp.device_start import begin_device
 from interp.output_files import STDOUT, check_outputs
 from interp.records import SCORES, DetectionReport, to_csv, to_json, write_text
-from interp.standard_output import printed, write_bytes
+from interp.standard_output import leave, printed, write_bytes
 from models import without_lens
 
 PROG = "detect-induction"
+
+
+def command() -> NoReturn:
+    """The command as a process of its own, which ends with it."""
+    from interp.ranks import current_ranks
+
+    status = main()
+    if current_ranks().world > 1:
+        # torch.distributed ends its processes together.
+        sys.exit(status)
+    leave(status)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -275,4 +286,4 @@ def _plain_progress(done: int, total: int, step: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -206,30 +206,37 @@ def eigenvalue_ratio(product: Float[Tensor, "head n n"]) -> Float[Tensor, " head
 
 
 def _eigenvalues(matrices: Float[Tensor, "head n n"]) -> Tensor:
-    """Eigenvalues of each matrix; large ones side by side, since LAPACK takes one after the other."""
-    if len(matrices) == 1 or matrices.shape[-1] < 128:
+    """Eigenvalues of each matrix; all but small ones side by side, since LAPACK takes one after the other."""
+    if matrices.shape[-1] < 32:
         return torch.linalg.eigvals(matrices)
     with _beginning:
-        solvers = _solvers(os.getpid())
-    return torch.stack(list(solvers.map(torch.linalg.eigvals, matrices)))
+        solvers, n_threads = _solvers(os.getpid())
+    parts = matrices.tensor_split(min(n_threads, len(matrices)))
+    return torch.cat(list(solvers.map(torch.linalg.eigvals, parts)))
 
 
 _beginning = threading.Lock()
 
 
 @functools.lru_cache(maxsize=1)
-def _solvers(process: int) -> ThreadPoolExecutor:
-    """Threads for one matrix at a time each, of all callers of this process together.
+def _solvers(process: int) -> tuple[ThreadPoolExecutor, int]:
+    """Threads for a part of the matrices each, of all callers of this process together, and their number.
 
     LAPACK takes one thread in each: with more for each matrix they hinder one another.
     """
     n_threads = torch.get_num_threads()
-    solvers = ThreadPoolExecutor(n_threads, "eigenvalues", torch.set_num_threads, (1,))
+    solvers = ThreadPoolExecutor(n_threads, "eigenvalues", _take_one_thread)
     begun = threading.Barrier(n_threads)
     list(solvers.map(lambda _: begun.wait(), range(n_threads)))
     # The number is that of the thread that sets it and of those to come, which shall have the old one.
     torch.set_num_threads(n_threads)
-    return solvers
+    return solvers, n_threads
+
+
+def _take_one_thread() -> None:
+    # A thread takes over the process's number when it first computes or asks, whatever was set before.
+    torch.get_num_threads()
+    torch.set_num_threads(1)
 
 
 @functools.lru_cache(maxsize=2)

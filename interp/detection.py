@@ -19,6 +19,7 @@ from interp.attention_maps import attention_maps
 from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
+from interp.finite_outputs import check_finite_outputs
 from interp.head_scores import HeadScores
 from interp.host import begin_to_host
 from interp.induction_test import N_SEQUENCES, CausalScore, causal_scores, with_causal
@@ -291,11 +292,12 @@ def _measure(
     linear_memory: bool | None,
 ) -> Callable[[], CheckpointScores]:
     """Does everything that needs the model; what is returned waits for the numbers and puts them together."""
+    known = check_finite_outputs(subject, plan.loss_tokens, f"step {checkpoint.step}")
     with_copying = "copying" in wanted
     heads = HeadScores(subject, plan.probe, with_copying=with_copying, linear_memory=linear_memory)
     with torch.no_grad():
         heads.visit(units=units)
-        behaviour = _repeats(subject, plan) if "repeats" in wanted else lambda: _NO_REPEATS
+        behaviour = _repeats(subject, plan, known) if "repeats" in wanted else lambda: _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else lambda: _NO_LEARNING
     causal: tuple[CausalScore, ...] = ()
     if plan.causal:
@@ -321,9 +323,12 @@ _NO_LEARNING = dict.fromkeys(
 )
 
 
-def _repeats(subject: Subject, plan: Plan) -> Callable[[], dict[str, Any]]:
-    """Begins with the losses on repeated tokens; what is returned reads them."""
-    losses = icl.repeat_losses(*subject.losses(plan.loss_tokens).chunk(2), plan.loss_in_order)
+def _repeats(subject: Subject, plan: Plan, known: Tensor) -> Callable[[], dict[str, Any]]:
+    """Begins with the losses on repeated tokens, of which the first are `known`; what is returned reads
+    them.
+    """
+    losses = subject.losses(plan.loss_tokens, known=known)
+    losses = icl.repeat_losses(*losses.chunk(2), plan.loss_in_order)
     order_gain = losses.order_gain
     names = ("repeat_loss_nats", "first_copy_loss_nats", "repeat_gain_nats", "order_gain_nats")
     means = (part.mean() for part in (losses.later_copies, losses.first_copy, losses.repeat_gain, order_gain))

@@ -11,7 +11,7 @@ def begin_device(device: str) -> None:
 
     What fails here fails again where it is used.
     """
-    for begin in (_begin_context, _begin_libraries):
+    for begin in (_begin_context, _begin_libraries, _begin_triton):
         threading.Thread(target=begin, args=(device,), daemon=True).start()
 
 
@@ -33,12 +33,17 @@ def _number(device: str) -> int:
 
 
 def _begin_libraries(device: str) -> None:
-    """cuBLAS, and the hash by which Triton finds the kernels that it has compiled before."""
+    """cuBLAS."""
     with contextlib.suppress(Exception):
         import torch
 
         one = torch.ones(1, 1, device=device)
         one @ one
+
+
+def _begin_triton(device: str) -> None:
+    """The hash by which Triton finds the kernels that it has compiled before; it needs no torch."""
+    with contextlib.suppress(Exception):
         from triton.runtime.cache import triton_key
 
         triton_key()

@@ -6,6 +6,7 @@ Works without transformer_lens: hooks are torch's own.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -33,27 +34,30 @@ def listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
         handle.remove()
 
 
-def layer_inputs(model: LanguageModel, tokens: Tensor) -> list[tuple[Tensor, Tensor | None]]:
-    """For each layer the residual stream before it and its mixer's input; last, the final residual stream."""
+class LayerInput(NamedTuple):
+    """What a layer starts from: the residual stream before it, its mixer's input, and its `hook_z`."""
+
+    resid: Tensor
+    x: Tensor | None = None
+    z: Tensor | None = None
+
+
+def layer_inputs(model: LanguageModel, tokens: Tensor, *, with_z: bool = False) -> list[LayerInput]:
+    """What each layer starts from, from one pass; last, with nothing else, the final residual stream."""
     found: list[list[Tensor]] = []
     handles = []
     for block in model.blocks:
         handles.append(block.register_forward_pre_hook(lambda _, args: found.append([args[0]])))
         handles.append(block.attn.register_forward_pre_hook(lambda _, args: found[-1].append(args[0])))
+        if with_z:
+            hook = block.attn.hook_z
+            handles.append(hook.register_forward_hook(lambda _, args, out: found[-1].append(out)))
     try:
         last = model(tokens, stop_at_layer=model.config.n_layers)
     finally:
         for handle in handles:
             handle.remove()
-    return [*(tuple(pair) for pair in found), (last, None)]
-
-
-def hook_z_of(mixer: torch.nn.Module, x: Tensor) -> Tensor:
-    """`hook_z` of a mixer for an input."""
-    kept: list[Tensor] = []
-    with listening(mixer.hook_z, lambda _, args, out: kept.append(out)):
-        mixer(x)
-    return kept[0]
+    return [*(LayerInput(*parts) for parts in found), LayerInput(last)]
 
 
 def _most(like: Tensor) -> int:
@@ -187,14 +191,14 @@ class LayersAbove:
         self,
         model: LanguageModel,
         layer: int,
-        inputs: tuple[Tensor, Tensor],
+        inputs: LayerInput,
         losses: ScoredLosses,
         budget: int,
     ):
-        """`inputs`: the residual stream before the layer, and its mixer's input (see `layer_inputs`)."""
+        """`inputs`: what the layer starts from (see `layer_inputs`)."""
         self.model, self.layer, self.losses = model, layer, losses
-        self.resid, self.x = resid, _ = inputs
-        self.copies = max(1, budget // (resid.shape[0] * resid.shape[1]))
+        self.resid, self.x = inputs.resid, inputs.x
+        self.copies = max(1, budget // (self.resid.shape[0] * self.resid.shape[1]))
 
     def __call__(self, variants: Iterator[Tensor]) -> Float[Tensor, "row batch"]:
         """Loss of each variant, several in one pass."""

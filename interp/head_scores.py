@@ -172,7 +172,7 @@ class HeadScores:
         gram = self.subject.gram(view.layer)
         product = copying.ov_product(view.W_V, view.W_O, gram)
         null = copying.null_product(view.W_V.shape[-1], gram, n_draws=NULL_DRAWS)
-        arrived = begin_to_host([torch.cat([product, null])])
+        arrived = begin_to_host([product, null])
         form = f"norm gains folded; {view.ov_form}"
         if pool is not None:
             return pool.submit(_eigenvalue_scores, arrived).result, form
@@ -299,12 +299,14 @@ def _plain(values: Tensor) -> list[Any]:
 
 
 def _eigenvalue_scores(arrived: Callable[[], list[Tensor]]) -> tuple[list[float], float]:
-    """The scores of the heads, and the standard deviation of those of the random ones after them.
+    """The scores of the heads, and the standard deviation of those of random ones.
 
-    `arrived` waits for the products of both, [head_and_draw n n]: in a thread, where there is one.
+    `arrived` waits for the products of both, [head n n] and [draw n n]: in a thread, where there is one. Of
+    the random ones float32 is enough: they are most of the work, and their scatter needs few digits.
     """
-    scores = copying.eigenvalue_ratio(arrived()[0])
-    return scores[:-NULL_DRAWS].tolist(), float(scores[-NULL_DRAWS:].std())
+    product, null = arrived()
+    null_scores = copying.eigenvalue_ratio(null.float())
+    return copying.eigenvalue_ratio(product).tolist(), float(null_scores.double().std())
 
 
 def _mean(values: Float[Tensor, "batch unit position"] | None) -> Float[Tensor, " unit"] | None:

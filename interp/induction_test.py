@@ -180,7 +180,7 @@ def _copying(
         else:
             mixer = subject.model.blocks[layer.layer].attn
             chosen = units if mixer.kind == "mamba1" else None
-            reading = mixer.read(inputs[layer.layer][1], layer.reading, units=chosen)
+            reading = mixer.read(inputs[layer.layer].x, layer.reading, units=chosen)
         rows = [(row, unit) for row, unit in enumerate(layer.units) if unit is not None]
         offsets = sorted({layer.best(row) for row, _ in rows})
         copied = copying_at_offsets(reading, matches, offsets, sample, directions)

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.displayed import Displayed
-from interp.edge_cuts import EdgeCut, LayersAbove, ScoredLosses, hook_z_of, layer_inputs
+from interp.edge_cuts import EdgeCut, LayerInput, LayersAbove, ScoredLosses, layer_inputs
 from interp.errors import DetectionError
 from interp.host import to_host
 from interp.offset_edges import Edges, Matches
@@ -222,9 +222,9 @@ class _Run:
         window = range(min(self.offsets), max(self.offsets) + 1)
         n_random = self.n_random if "random" in self.controls else 0
         random = [matches.random(window, seed=self.seed + n) for n in range(n_random)]
-        inputs = layer_inputs(self.model, matches.tokens)
+        inputs = layer_inputs(self.model, matches.tokens, with_z=True)
         losses = ScoredLosses(self.model, matches)
-        base = losses(inputs[-1][0], 1)[0]
+        base = losses(inputs[-1].resid, 1)[0]
         profiles = [
             self._layer(layer, inputs[layer], edges, random, matches, losses, base) for layer in self.layers
         ]
@@ -239,21 +239,19 @@ class _Run:
     def _layer(
         self,
         layer: int,
-        inputs: tuple[Tensor, Tensor | None],
+        inputs: LayerInput,
         edges: dict[int, Edges],
         random: list[Edges],
         matches: Matches,
         losses: "ScoredLosses",
         base: Tensor,
     ) -> LayerProfile:
-        x = inputs[1]
         mixer = self.model.blocks[layer].attn
         units = self.mamba_units if mixer.kind == "mamba1" else None
-        reading = mixer.read(x, self.reading, units=units)
+        reading = mixer.read(inputs.x, self.reading, units=units)
         if self.read is not None:
             self.read[layer] = reading
-        z = hook_z_of(mixer, x)
-        cut = EdgeCut(reading, z, self._rows(reading))
+        cut = EdgeCut(reading, inputs.z, self._rows(reading))
         above = LayersAbove(self.model, layer, inputs, losses, self.budget)
         sets = [*edges.values(), *random]
         if "previous" in self.controls:

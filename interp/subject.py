@@ -110,13 +110,18 @@ class Subject(abc.ABC):
         return (slice(start, min(n, start + size)) for start in range(0, n, size))
 
     @torch.no_grad()
-    def losses(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq_minus_1"]:
-        """-log p of every token after the first, nats."""
+    def losses(
+        self, tokens: Int[Tensor, "batch seq"], *, known: Float[Tensor, "first seq_minus_1"] | None = None
+    ) -> Float[Tensor, "batch seq_minus_1"]:
+        """-log p of every token after the first, nats.
+
+        `known`: those of the first sequences; taken where they are all of a batch.
+        """
         tokens = tokens.to(self.device)
-        parts = [
-            next_token_losses(self.logits(tokens[batch]), tokens[batch])
-            for batch in self.batches(*tokens.shape)
-        ]
+        batches = list(self.batches(*tokens.shape))
+        parts = [known] if known is not None and len(tokens[batches[0]]) == len(known) else []
+        for batch in batches[len(parts) :]:
+            parts.append(next_token_losses(self.logits(tokens[batch]), tokens[batch]))
         return torch.cat(parts)
 
     @torch.no_grad()

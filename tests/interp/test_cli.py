@@ -86,6 +86,20 @@ sys.exit(status)
     assert "<html" in (tmp_path / "out.html").read_text()
 
 
+def test_a_process_that_ends_at_once_has_written_everything(run_folder, tmp_path, capsys):
+    words = [str(run_folder), "--steps", "last", "--quiet", "--json"]
+    assert main([*words, str(tmp_path / "here.json")]) == 0
+    printed = capsys.readouterr().out
+    command = [sys.executable, "-m", "interp.cli"]
+    done = subprocess.run([*command, *words, str(tmp_path / "own.json")], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 'own.json'}\n")
+    assert done.stdout.splitlines()[:-1] == printed.splitlines()[:-1]
+    assert json.loads((tmp_path / "own.json").read_text())["checkpoints"]
+    done = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr.startswith("detect-induction: error: ") and done.stderr.count("\n") == 1
+
+
 def test_help_is_quick_and_usage_errors_are_two():
     # Processor time: the clock on the wall also counts what else the machine is doing.
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -55,6 +55,16 @@ def test_eigenvalues_in_a_thread_are_those_computed_directly(mixer, d_model):
     _assert_ended(set(threading.enumerate()) - running)
 
 
+def test_the_null_in_float32_scatters_as_in_float64():
+    scores = _scores(Mamba1Config(), 64)
+    scores.visit()
+    found = {record.layer: record.copying_eigenvalue_null_sd for record in scores.records()}
+    for layer in range(2):
+        gram = scores.subject.gram(layer)
+        expected = copying.eigenvalue_null(128, gram, n_draws=head_scores.NULL_DRAWS).std()
+        assert found[layer] == pytest.approx(float(expected), rel=1e-5)
+
+
 def test_an_error_in_the_thread_is_raised_with_the_records(monkeypatch):
     def fail(product):
         raise RuntimeError("no eigenvalues today")
@@ -83,10 +93,22 @@ def test_no_thread_is_left_when_a_visit_fails(monkeypatch):
     _assert_ended(set(threading.enumerate()) - before)
 
 
-def test_the_number_of_threads_comes_back_from_several_callers_and_errors(monkeypatch):
+@pytest.fixture
+def three_threads():
+    """More than one thread in torch, whatever the environment says."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    copying._solvers.cache_clear()
+    yield
+    torch.set_num_threads(before)
+    copying._solvers.cache_clear()
+
+
+@pytest.mark.parametrize("n", [32, 128])
+def test_the_number_of_threads_comes_back_from_several_callers_and_errors(n, monkeypatch, three_threads):
     before = torch.get_num_threads(), _seen_by_others()
     draw = torch.Generator().manual_seed(0)
-    matrices = torch.randn(3, 128, 128, dtype=torch.float64, generator=draw)
+    matrices = torch.randn(4, n, n, dtype=torch.float64, generator=draw)
     expected, eigvals, seen = copying.eigenvalue_ratio(matrices), torch.linalg.eigvals, []
 
     def watched(matrix):
@@ -95,7 +117,7 @@ def test_the_number_of_threads_comes_back_from_several_callers_and_errors(monkey
             raise RuntimeError("nothing in it")
         return eigvals(matrix)
 
-    # Not those that an earlier test has begun.
+    # Not those that the expected ones have begun.
     copying._solvers.cache_clear()
     monkeypatch.setattr(torch.linalg, "eigvals", watched)
     with ThreadPoolExecutor(4) as pool:

@@ -99,6 +99,17 @@ def test_losses_are_the_models_own():
     assert torch.allclose(LanguageModelSubject(model).losses(ids), expected, atol=1e-10)
 
 
+def test_known_losses_stand_for_the_first_batch_only_when_they_are_all_of_it(monkeypatch):
+    subject, ids = LanguageModelSubject(build("hybrid")), tokens(batch=5, seq=9)
+    monkeypatch.setattr(subject, "batches", lambda n, seq: iter([slice(0, 2), slice(2, 4), slice(4, 5)]))
+    expected, logits, rows = subject.losses(ids), subject.logits, []
+    monkeypatch.setattr(subject, "logits", lambda part: rows.append(len(part)) or logits(part))
+    assert torch.equal(subject.losses(ids, known=expected[:2]), expected)
+    assert rows == [2, 1]
+    assert torch.equal(subject.losses(ids, known=expected[:1]), expected)
+    assert rows == [2, 1, 2, 2, 1]
+
+
 def test_a_mamba_folder_is_not_for_the_bridge():
     with pytest.raises(DetectionError, match="mamba"):
         open_bridge(TINY / "mamba")

@@ -101,9 +101,13 @@ def test_pytorchs_own_hooks_on_norms_are_called(name):
     assert sorted(seen) == sorted(norms)
 
 
-@pytest.mark.parametrize(("autocast", "bound"), [(False, 2e-5), (True, 3e-2)])
-def test_mamba2_in_one_operator(autocast, bound, monkeypatch):
-    """The same gradients as by one operator after the other, which a hook inside brings back."""
+@pytest.mark.parametrize(("autocast", "bound", "bound_to_full"), [(False, 2e-5, 2e-5), (True, 3e-2, 0.1)])
+def test_mamba2_in_one_operator(autocast, bound, bound_to_full, monkeypatch):
+    """The same gradients as by one operator after the other, which a hook inside brings back.
+
+    A hook on the gate rounds it to bfloat16, which nothing else does: gradients are then as near to those of
+    full precision as `test_autocast` asks for.
+    """
     from models.mixers.mamba2 import Mamba2
 
     model = build("mamba2", n_layers=2)
@@ -117,11 +121,12 @@ def test_mamba2_in_one_operator(autocast, bound, monkeypatch):
             handle.remove()
         monkeypatch.setattr(Mamba2, "_is_one_operator", lambda self, packed: False)
         plain_loss, plain = step(model)
+    full = step(model)[1]
     assert float(loss) == pytest.approx(float(plain_loss), rel=bound / 10)
     assert float(hooked_loss) == pytest.approx(float(plain_loss), rel=bound / 10)
-    for found in (gradients, hooked):
-        error, parameter = largest_error(found, plain)
-        assert error < bound, parameter
+    for found, expected, most in ((gradients, plain, bound), (hooked, full, bound_to_full)):
+        error, parameter = largest_error(found, expected)
+        assert error < most, parameter
 
 
 @pytest.mark.parametrize("name", MIXERS)
