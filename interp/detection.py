@@ -66,8 +66,8 @@ def detect(
             weights. What is left out is None in the records.
         period, repeats, n_sequences, seed: The probe: `period` distinct random tokens, `repeats` times. By
             default 16 sequences of 25 x 4 (losses: 32 of 50 x 2), shrunk (and noted) where vocabulary or
-            context demand it, and for a run folder to the length of its training sequences. A model in memory
-            does not know that length: its probe may be longer, as a note says.
+            context demand it, and to the training sequences' length for a run's folder and for what
+            `load_model` read from it. A model built in memory knows no such length, as a note says.
         mamba_units: `layer` (default), `state` or `cluster:K` as the units of Mamba-1 layers.
         bos: `auto` for the model's own; an id; or None for none.
         text: File or folder to take text windows from; by default the run's evaluation windows, and for

@@ -254,6 +254,12 @@ def to_plain(record: Any, *, samples: bool = False) -> Any:
     """A record as dicts, lists and scalars that JSON holds exactly; a float that is not finite is refused."""
     if record is None or type(record) in (int, str, bool):
         return record
+    if isinstance(record, float):
+        if math.isfinite(record):
+            return record
+        raise ValueError(
+            f"a record holds {record}; every number in a record is finite, None where not measured"
+        )
     if dataclasses.is_dataclass(record) and not isinstance(record, Mapping):
         left_out = () if samples else getattr(record, "SAMPLES", ())
         names = [f.name for f in dataclasses.fields(record) if f.name not in left_out]
@@ -265,10 +271,6 @@ def to_plain(record: Any, *, samples: bool = False) -> Any:
         if all(type(value) is float for value in record) and all(map(math.isfinite, record)):
             return list(record)
         return [to_plain(value, samples=samples) for value in record]
-    if isinstance(record, float) and not math.isfinite(record):
-        raise ValueError(
-            f"a record holds {record}; every number in a record is finite, None where not measured"
-        )
     return record
 
 

@@ -190,8 +190,7 @@ def _folder(path: Path, device: str, bos: int | None | str, via: str) -> Source:
         raise DetectionError(f"{path} {empty}{runs}; accepted: {ACCEPTED}")
     if "model_type" in _read_json(config) and "format" not in _read_json(config):
         return _hugging_face(path, device, bos, via)
-    step = _step_of(path)
-    tokens = _tokens_by_step(path.parent / "metrics.jsonl").get(step)
+    step, tokens = _place_in_run(path)
     checkpoint = _checkpoint(path, step, _Loader(device=device), bos, tokens)
     windows, windows_from = _windows(path.parent)
     return Source(path=str(path), checkpoints=(checkpoint,), windows=windows, windows_from=windows_from)
@@ -229,6 +228,7 @@ class _Loader:
             # From pinned memory: begun, and not waited for.
             tensors = {name: tensor.to(self.device, non_blocking=True) for name, tensor in ready[1].items()}
             self.model.load_state_dict(tensors)
+            self.model.folder = folder
         else:
             load_weights(folder, self.model)
         return self.model
@@ -289,8 +289,13 @@ def _in_memory(model: Any, bos: int | None | str) -> Source:
             )
         return read_by(model, bos)
 
+    # A model of a run is read on the run's own windows, as the run's folder is.
+    folder = getattr(model, "folder", None) if hasattr(model, "config") else None
+    step, tokens = (0, None) if folder is None else _place_in_run(folder)
+    windows, windows_from = (None, None) if folder is None else _windows(folder.parent)
+    checkpoint = Checkpoint(step=step, tokens=tokens, weight_files=(), open=load)
     return Source(
-        path=type(model).__name__, checkpoints=(Checkpoint(step=0, tokens=None, weight_files=(), open=load),)
+        path=type(model).__name__, checkpoints=(checkpoint,), windows=windows, windows_from=windows_from
     )
 
 
@@ -334,6 +339,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return values
 
 
-def _step_of(folder: Path) -> int:
+def _place_in_run(folder: Path) -> tuple[int, int | None]:
+    """A checkpoint's step, and the tokens it was trained on where its run says so."""
     name = folder.name.removeprefix("step_")
-    return int(name) if name.isdecimal() else 0
+    step = int(name) if name.isdecimal() else 0
+    return step, _tokens_by_step(folder.parent / "metrics.jsonl").get(step)

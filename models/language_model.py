@@ -1,6 +1,7 @@
 """The language model: embedding, blocks with any mixers, final norm, unembedding."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ class LanguageModel(LensSurface):
     Attributes:
         config: what it was built from. `cfg`: the same under TransformerLens's names.
         tokenizer: an object with `encode` and `decode` (transformers or tokenizers), or None.
+        folder: the checkpoint folder that its weights were last loaded from, or None.
         blocks: `blocks[l].attn` is layer l's mixer, whatever its kind; `blocks[l].mlp` its MLP or None.
 
     The weights are drawn from `config.seed` alone; the global random state is left as it was.
@@ -40,6 +42,7 @@ class LanguageModel(LensSurface):
     def __init__(self, config: LanguageModelConfig, tokenizer: Any = None):
         super().__init__()
         self.config, self.tokenizer = config, tokenizer
+        self.folder: Path | None = None
         self._known_tokens = KnownTokens()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.seed)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from interp import checkpoint_run
 from interp.checkpoint_run import CheckpointRun, Work
 from interp.finished import FinishedFolder
 from interp.records import CheckpointScores, ProbeRecord

@@ -1,5 +1,6 @@
 """Detection end to end on models whose circuit is known, and on models that have none."""
 
+import dataclasses
 import json
 import math
 
@@ -7,12 +8,13 @@ import pytest
 import torch
 from induction_circuit import D_VOCAB, induction_model
 from language_models import CONFIGS, build
+from safetensors.torch import save_file
 
 from interp import detect
 from interp.errors import DetectionError
 from interp.records import rows, to_csv, to_json
 from models import LanguageModel, LanguageModelConfig
-from models.checkpoint import save_model
+from models.checkpoint import load_model, load_weights, save_model
 from models.config import Mamba2Config, SoftmaxAttentionConfig
 from models.errors import CheckpointError
 
@@ -197,6 +199,32 @@ def test_weights_read_ahead_are_those_of_their_own_step(tmp_path):
     with pytest.raises(CheckpointError, match="step_00000002.*truncated"):
         detect(tmp_path, **options, progress=lambda done, total, step: seen.append(step))
     assert seen == [0, 1, 2]
+
+
+def test_a_model_loaded_from_a_run_is_read_as_the_runs_folder_is(tmp_path):
+    model = LanguageModel(
+        LanguageModelConfig(
+            d_model=16, n_layers=1, d_vocab=40, n_ctx=64, mixers=(SoftmaxAttentionConfig(n_heads=2),)
+        )
+    )
+    for step in (10, 20):
+        model.reset_parameters(torch.Generator().manual_seed(step))
+        save_model(tmp_path / f"step_{step:08d}", model)
+    windows = torch.randint(0, 40, (4, 24), generator=torch.Generator().manual_seed(0))
+    save_file({"tokens": windows}, tmp_path / "eval.safetensors")
+    (tmp_path / "metrics.jsonl").write_text('{"step": 20, "tokens": 960}\n')
+    loaded = load_model(tmp_path / "step_00000010")
+    for step in (10, 20):
+        if step == 20:
+            load_weights(tmp_path / "step_00000020", loaded)
+        expected, found = detect(tmp_path, steps=step), detect(loaded)
+        assert found.probe.period * found.probe.repeats <= 24
+        assert (found.probe, found.notes, found.text) == (expected.probe, expected.notes, expected.text)
+        shown = dataclasses.replace(found.checkpoints[0], weight_sha256=None)
+        assert shown == dataclasses.replace(expected.checkpoints[0], weight_sha256=None)
+        assert shown.tokens == {10: None, 20: 960}[step]
+    # Weights of its own: it knows no run.
+    assert any("not known here" in note for note in detect(model).notes)
 
 
 def test_maps_are_of_the_strongest_heads(wired):
