@@ -200,9 +200,13 @@ def null_product(
 
 
 def eigenvalue_ratio(product: Float[Tensor, "head n n"]) -> Float[Tensor, " head"]:
-    """Re(sum of eigenvalues) / sum of |eigenvalues| of matrices on the CPU. May be called in any thread."""
-    values = _eigenvalues(product)
-    return values.real.sum(-1) / values.abs().sum(-1)
+    """Re(sum of eigenvalues) / sum of |eigenvalues| of matrices on the CPU. May be called in any thread.
+
+    NaN for a matrix that is not finite, which LAPACK may not be given.
+    """
+    finite = product.isfinite().all(-1).all(-1)
+    values = _eigenvalues(torch.where(finite[:, None, None], product, 0))
+    return torch.where(finite, values.real.sum(-1) / values.abs().sum(-1), torch.nan)
 
 
 def _eigenvalues(matrices: Float[Tensor, "head n n"]) -> Tensor:

@@ -19,10 +19,10 @@ from interp.attention_maps import attention_maps
 from interp.checkpoint_run import CheckpointRun, Progress, Work
 from interp.errors import DetectionError
 from interp.finished import FinishedFolder
-from interp.finite_outputs import check_finite_outputs
+from interp.finite_outputs import begin_check_outputs
 from interp.head_scores import HeadScores
 from interp.host import begin_to_host
-from interp.induction_test import N_SEQUENCES, CausalScore, causal_scores, with_causal
+from interp.induction_test import N_SEQUENCES, CausalScore, begin_causal_scores, with_causal
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
 from interp.records import SCORES, CheckpointScores, DetectionReport
@@ -292,22 +292,25 @@ def _measure(
     linear_memory: bool | None,
 ) -> Callable[[], CheckpointScores]:
     """Does everything that needs the model; what is returned waits for the numbers and puts them together."""
-    known = check_finite_outputs(subject, plan.loss_tokens, f"step {checkpoint.step}")
+    known, check_outputs = begin_check_outputs(subject, plan.loss_tokens, f"step {checkpoint.step}")
+    if torch.device(subject.device).type != "cuda":
+        check_outputs()
     with_copying = "copying" in wanted
     heads = HeadScores(subject, plan.probe, with_copying=with_copying, linear_memory=linear_memory)
     with torch.no_grad():
         heads.visit(units=units)
         behaviour = _repeats(subject, plan, known) if "repeats" in wanted else lambda: _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else lambda: _NO_LEARNING
-    causal: tuple[CausalScore, ...] = ()
+    causal: Callable[[], tuple[CausalScore, ...]] = tuple
     if plan.causal:
         # Clusters of channels are made from the whole probe.
         n_sequences = None if (units or "").startswith("cluster") else N_SEQUENCES
-        causal = causal_scores(subject, plan.probe, units=units, n_sequences=n_sequences)
+        causal = begin_causal_scores(subject, plan.probe, units=units, n_sequences=n_sequences)
 
     @torch.no_grad()
     def scores() -> CheckpointScores:
-        records = with_causal(heads.records(), causal)
+        check_outputs()
+        records = with_causal(heads.records(), causal())
         return CheckpointScores(
             step=checkpoint.step, tokens=checkpoint.tokens, heads=records, **behaviour(), **learning()
         )

@@ -5,7 +5,7 @@ Works without transformer_lens: hooks are torch's own.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import torch
@@ -65,6 +65,12 @@ def _most(like: Tensor) -> int:
     return _NUMBERS_PER_BLOCK.get(like.device.type, _NUMBERS_PER_BLOCK["cpu"])
 
 
+@lru_cache(maxsize=64)
+def _on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:
+    """Numbers as a tensor, made once: a GPU would be waited for."""
+    return torch.tensor(numbers, device=device)
+
+
 class EdgeCut:
     """Variants of a layer's `hook_z` with edges taken out: one for each row."""
 
@@ -120,7 +126,7 @@ class EdgeCut:
         channels = torch.where(index >= 0, index, n_channels)
         unit_of = torch.full((n_channels + 1,), -1, device=index.device)
         unit_of[channels] = torch.arange(len(index), device=index.device) // self.reading.z_index.shape[1]
-        rows = torch.tensor([-1 if row is None else row for row in self.rows], device=index.device)
+        rows = _on_device(tuple(-1 if row is None else row for row in self.rows), index.device)
         cut = (rows[:, None] == unit_of[:-1]) | (rows[:, None] < 0)
         most = _most(self.z)
         return channels, list(cut.split(max(1, most // self.z.numel())))

@@ -302,10 +302,11 @@ def _eigenvalue_scores(arrived: Callable[[], list[Tensor]]) -> tuple[list[float]
     """The scores of the heads, and the standard deviation of those of random ones.
 
     `arrived` waits for the products of both, [head n n] and [draw n n]: in a thread, where there is one. Of
-    the random ones float32 is enough: they are most of the work, and their scatter needs few digits.
+    the random ones float32 is enough: they are most of the work, and their scatter needs few digits. The
+    scores do not depend on scale.
     """
     product, null = arrived()
-    null_scores = copying.eigenvalue_ratio(null.float())
+    null_scores = copying.eigenvalue_ratio((null / null.abs().amax((-2, -1), keepdim=True)).float())
     return copying.eigenvalue_ratio(product).tolist(), float(null_scores.double().std())
 
 

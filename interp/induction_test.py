@@ -6,7 +6,7 @@ A unit passes where, at its delta* >= 1,
 The second keeps out what an upstream unit's cut breaks further down without writing the answer itself.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,8 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.edge_cuts import layer_inputs
-from interp.host import to_host
-from interp.offset_cuts import LayerProfile, mean, offset_profile
+from interp.host import begin_to_host
+from interp.offset_cuts import LayerProfile, OffsetProfile, mean, offset_profile
 from interp.offset_edges import Matches, probe_matches
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
@@ -90,18 +90,60 @@ def causal_scores(
     Raises:
         DetectionError: as `probe_matches` and `offset_profile`.
     """
+    options |= {"units": units, "layers": layers, "n_sequences": n_sequences}
+    return begin_causal_scores(subject, probe, **options)()
+
+
+def begin_causal_scores(
+    subject: LanguageModelSubject,
+    probe: RepeatedTokens,
+    *,
+    units: str | None = None,
+    layers: Sequence[int] | None = None,
+    n_sequences: int | None = N_SEQUENCES,
+    ahead: bool | None = None,
+    **options: Any,
+) -> Callable[[], tuple[CausalScore, ...]]:
+    """`causal_scores` in two steps: a GPU has been given all its work, and what is returned waits for it.
+
+    The model may change in between. `ahead`: read copying at every offset that may be delta*, rather than
+    wait for the cuts that decide it; None: on a GPU.
+    """
     probe = probe.take(slice(0, n_sequences))
     matches = probe_matches(probe)
     read: dict[int, Reading] | None = {} if probe.tokens.numel() <= KEPT_TOKENS else None
-    options = {"controls": ("random",), "read": read, **options}
+    options = {"controls": ("random",), "read": read, "on_host": False, **options}
     profile = offset_profile(subject.model, matches, mamba_units=units, layers=layers, **options)
-    layers_of_units = [layer for layer in profile.layers if set(layer.units) != {None}]
-    copied = _copying(subject, probe, matches, layers_of_units, units, read or {})
-    return tuple(
-        score
-        for layer, copying in zip(layers_of_units, copied, strict=True)
-        for score in _scores(layer, copying)
-    )
+    arrived = profile.begin_to_host()
+    allowed = [offset for offset in profile.layers[0].offsets if offset >= 1]
+    ahead = bool(allowed) and (profile.loss.is_cuda if ahead is None else ahead)
+    layers_of_units = _with_units(profile if ahead else arrived())
+    offsets = [
+        allowed if ahead else sorted({layer.best(row) for row in _rows(layer)}) for layer in layers_of_units
+    ]
+    copied = _begin_copying(subject, probe, matches, layers_of_units, offsets, units, read or {})
+
+    def scores() -> tuple[CausalScore, ...]:
+        measured = zip(_with_units(arrived()), offsets, copied(), strict=True)
+        return tuple(
+            score
+            for layer, of, values in measured
+            for score in _scores(
+                layer, [values[of.index(layer.best(row))][layer.units[row]] for row in _rows(layer)]
+            )
+        )
+
+    return scores
+
+
+def _with_units(profile: OffsetProfile) -> list[LayerProfile]:
+    """The layers that have rows for units, not only for the whole."""
+    return [layer for layer in profile.layers if set(layer.units) != {None}]
+
+
+def _rows(layer: LayerProfile) -> list[int]:
+    """The rows of units."""
+    return [row for row, unit in enumerate(layer.units) if unit is not None]
 
 
 def with_causal(records: Sequence[HeadScore], scores: Sequence[CausalScore]) -> tuple[HeadScore, ...]:
@@ -160,36 +202,45 @@ def copying_at_offsets(
 
 
 @torch.no_grad()
-def _copying(
+def _begin_copying(
     subject: LanguageModelSubject,
     probe: RepeatedTokens,
     matches: Matches,
     layers: Sequence[LayerProfile],
+    offsets: Sequence[list[int]],
     units: str | None,
     read: dict[int, Reading],
-) -> list[list[float | None]]:
-    """Copying of each layer's units at their own delta*; `read` holds readings that are at hand."""
+) -> Callable[[], list[list[list[float | None]]]]:
+    """Copying of each layer's units, by layer, its `offsets`, and unit; what is returned waits for it.
+
+    `read` holds readings that are at hand.
+    """
     sample = probe.tokens[:, probe.first : probe.first + probe.period]
     directions = subject.directions(sample)
     known = all(layer.layer in read for layer in layers)
     inputs = [] if known else layer_inputs(subject.model, probe.tokens)
     found: list[Tensor] = []
-    for layer in layers:
+    for layer, of in zip(layers, offsets, strict=True):
         if known:
             reading = read[layer.layer]
         else:
             mixer = subject.model.blocks[layer.layer].attn
             chosen = units if mixer.kind == "mamba1" else None
             reading = mixer.read(inputs[layer.layer].x, layer.reading, units=chosen)
-        rows = [(row, unit) for row, unit in enumerate(layer.units) if unit is not None]
-        offsets = sorted({layer.best(row) for row, _ in rows})
-        copied = copying_at_offsets(reading, matches, offsets, sample, directions)
-        found.append(torch.stack([copied[offsets.index(layer.best(row))][unit] for row, unit in rows]))
-    return [[None if value != value else value for value in values.tolist()] for values in to_host(found)]
+        found.append(torch.stack(copying_at_offsets(reading, matches, of, sample, directions)))
+    arrived = begin_to_host(found)
+
+    def copied() -> list[list[list[float | None]]]:
+        return [
+            [[None if value != value else value for value in by_unit] for by_unit in values.tolist()]
+            for values in arrived()
+        ]
+
+    return copied
 
 
 def _scores(layer: LayerProfile, copying: Sequence[float | None]) -> list[CausalScore]:
-    rows = [row for row, unit in enumerate(layer.units) if unit is not None]
+    rows = _rows(layer)
     controls = [0.0] * len(rows) if layer.random is None else mean(layer.random[rows]).tolist()
     measured = zip(rows, layer.effects(rows), controls, copying, strict=True)
     return [

@@ -8,7 +8,7 @@ Controls: as many random other edges · the edges (i, i-1) · each tap of the co
 attention sum to 1, the edges cut and the rest rescaled to sum to 1 again.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,7 +19,7 @@ from torch import Tensor
 from interp.displayed import Displayed
 from interp.edge_cuts import EdgeCut, LayerInput, LayersAbove, ScoredLosses, layer_inputs
 from interp.errors import DetectionError
-from interp.host import to_host
+from interp.host import begin_to_host
 from interp.offset_edges import Edges, Matches
 from models.language_model import LanguageModel
 from models.mixers.reading import Reading
@@ -28,6 +28,10 @@ from models.whole import is_whole
 CONTROLS = ("random", "previous", "renormalised", "taps")
 # Tokens that go through the layers above a cut together.
 TOKENS_PER_PASS = {"cpu": 1 << 13, "cuda": 1 << 17}
+
+
+# What a layer's profile holds by sequence.
+_MEASURED = ("cut", "random", "previous", "renormalised", "taps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +99,27 @@ class OffsetProfile(Displayed, display="offset"):
     n_random: int = 0
     n_scored: int = 0
 
+    def begin_to_host(self) -> "Callable[[], OffsetProfile]":
+        """The same profile on the CPU, as `host.begin_to_host`: what is returned waits for it."""
+        places = [
+            (n, name)
+            for n, layer in enumerate(self.layers)
+            for name in _MEASURED
+            if getattr(layer, name) is not None
+        ]
+        arrived = begin_to_host([self.loss, *(getattr(self.layers[n], name) for n, name in places)])
+
+        def read() -> OffsetProfile:
+            loss, *found = arrived()
+            by_place = dict(zip(places, found, strict=True))
+            layers = [
+                replace(layer, **{name: by_place.get((n, name)) for name in _MEASURED})
+                for n, layer in enumerate(self.layers)
+            ]
+            return replace(self, layers=tuple(layers), loss=loss)
+
+        return read
+
     def strongest(self) -> tuple[LayerProfile, int]:
         """The layer whose whole-layer cut at delta* costs most above control, and its last row."""
         found = max(self.layers, key=lambda layer: layer.effect()[0])
@@ -123,6 +148,7 @@ def offset_profile(
     seed: int = 0,
     tokens_per_pass: int | None = None,
     read: dict[int, Reading] | None = None,
+    on_host: bool = True,
 ) -> OffsetProfile:
     """Cut the edges at each offset, layer by layer and unit by unit.
 
@@ -136,6 +162,7 @@ def offset_profile(
         controls: Which of `CONTROLS` to measure.
         n_random: Draws of the random control.
         read: Takes the reading of each layer whose edges were cut, where all sequences go in one pass.
+        on_host: False leaves the numbers on the model's device, which is then not waited for.
 
     Raises:
         DetectionError: no pairs, an offset outside the window, a layer or unit that does not exist.
@@ -169,7 +196,8 @@ def offset_profile(
         read=read if size >= n else None,
     )
     parts = [run.batch(matches.take(slice(start, start + size))) for start in range(0, n, size)]
-    return _joined(parts)
+    found = _joined(parts)
+    return found.begin_to_host()() if on_host else found
 
 
 def mean(values: Float[Tensor, "*row sequence"]) -> Float[Tensor, "*row"]:
@@ -290,16 +318,16 @@ class _Run:
 
 def _joined(parts: list[OffsetProfile]) -> OffsetProfile:
     """Batches of sequences side by side."""
-    names = ("cut", "random", "previous", "renormalised", "taps")
-    same = list(zip(*(part.layers for part in parts), strict=True))
-    measured = [(n, name) for n, of in enumerate(same) for name in names if getattr(of[0], name) is not None]
-    joined = [torch.cat([getattr(layer, name) for layer in same[n]], -1) for n, name in measured]
-    loss, *found = to_host([torch.cat([part.loss for part in parts]), *joined])
-    values = dict(zip(measured, found, strict=True))
-    layers = [replace(of[0], **{name: values.get((n, name)) for name in names}) for n, of in enumerate(same)]
+    if len(parts) == 1:
+        return parts[0]
+    layers = []
+    for same in zip(*(part.layers for part in parts), strict=True):
+        names = [name for name in _MEASURED if getattr(same[0], name) is not None]
+        joined = {name: torch.cat([getattr(layer, name) for layer in same], -1) for name in names}
+        layers.append(replace(same[0], **joined))
     return OffsetProfile(
         layers=tuple(layers),
-        loss=loss,
+        loss=torch.cat([part.loss for part in parts]),
         n_edges={offset: sum(part.n_edges[offset] for part in parts) for offset in parts[0].n_edges},
         n_random=sum(part.n_random for part in parts),
         n_scored=sum(part.n_scored for part in parts),

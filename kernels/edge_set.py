@@ -95,7 +95,8 @@ class LogDecayBetween:
         self.per_channel = log_decay.ndim == 4
         resets = torch.isneginf(log_decay)
         self.finite = Between(log_decay.masked_fill(resets, 0))
-        self.resets = Between(resets) if bool(resets.any()) else None
+        # To ask a GPU whether there is one would take longer.
+        self.resets = Between(resets) if resets.is_cuda or bool(resets.any()) else None
 
     def __call__(self, at: Placed) -> Tensor:
         sums = self.finite(at)

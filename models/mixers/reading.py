@@ -27,6 +27,8 @@ from models.mixers.entries import Entries
 BLOCK_BYTES = 64 * 2**20
 # How many times that on a GPU, where small blocks leave it idle.
 CUDA_BLOCKS = 16
+# Up to how many times as wide as its vectors W_out gives the norms of contributions on a GPU itself.
+WIDE_ON_CUDA = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +226,16 @@ class Reading:
 
     @property
     def _norm_width(self) -> int:
-        return min(self.W_out.shape[1:]) if self.normalisation == "contribution" else 1
+        if self.normalisation != "contribution":
+            return 1
+        return self.W_out.shape[2] if self._norms_by_W_out else self.W_out.shape[1]
+
+    @property
+    def _norms_by_W_out(self) -> bool:
+        """Whether contributions are made whole for their norms: where that is narrow, or on a GPU quicker
+        than what waits for the CPU."""
+        _, d_source, width = self.W_out.shape
+        return width <= (WIDE_ON_CUDA * d_source if self.W_out.is_cuda else d_source)
 
     @cached_property
     def _norm_factor(self) -> Float[Tensor, "unit d_source width"]:
@@ -233,7 +244,7 @@ class Reading:
         F is the transposed triangle of W_out's QR decomposition, a square root of its Gram matrix that does
         not square rounding errors. Found on the CPU: a GPU's solver takes seconds to load and is no quicker.
         """
-        if self.W_out.shape[1] >= self.W_out.shape[2]:
+        if self._norms_by_W_out:
             return self.W_out
         R = torch.linalg.qr(self.W_out.transpose(1, 2).cpu(), mode="r").R
         return R.transpose(1, 2).to(self.W_out.device)

@@ -55,14 +55,28 @@ def test_eigenvalues_in_a_thread_are_those_computed_directly(mixer, d_model):
     _assert_ended(set(threading.enumerate()) - running)
 
 
-def test_the_null_in_float32_scatters_as_in_float64():
+@pytest.mark.parametrize("scale", [1.0, 1e30, 1e-30])
+def test_the_null_in_float32_scatters_as_in_float64(scale):
     scores = _scores(Mamba1Config(), 64)
+    with torch.no_grad():
+        scores.subject.model.unembed.W_U.mul_(scale)
     scores.visit()
     found = {record.layer: record.copying_eigenvalue_null_sd for record in scores.records()}
     for layer in range(2):
         gram = scores.subject.gram(layer)
         expected = copying.eigenvalue_null(128, gram, n_draws=head_scores.NULL_DRAWS).std()
         assert found[layer] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_matrix_that_is_not_finite_has_no_score_and_spoils_no_other():
+    matrices = torch.randn(4, 40, 40, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    expected = copying.eigenvalue_ratio(matrices)
+    for dtype in (torch.float64, torch.float32):
+        damaged = matrices.to(dtype).clone()
+        damaged[1, 0, 0], damaged[3, 2, 1] = torch.nan, torch.inf
+        found = copying.eigenvalue_ratio(damaged)
+        assert found.isnan().tolist() == [False, True, False, True]
+        assert torch.allclose(found[::2].double(), expected[::2], atol=1e-5)
 
 
 def test_an_error_in_the_thread_is_raised_with_the_records(monkeypatch):

@@ -4,12 +4,13 @@ import pytest
 import torch
 from constructed_cases import CASES, probe
 
-from interp import detect
+from interp import detect, induction_test
 from interp.copying import edge_copying
 from interp.induction_test import (
     MIN_COPYING,
     MIN_EFFECT_NATS,
     CausalScore,
+    begin_causal_scores,
     causal_scores,
     copying_at_offset,
 )
@@ -30,6 +31,19 @@ def test_only_the_wired_unit_passes(kind, offset):
     best = next(score for score in found if score.is_induction)
     assert best.copying == pytest.approx(1, abs=1e-3)
     assert all(abs(score.effect_nats) < 1e-3 for score in found if not score.is_induction)
+
+
+@pytest.mark.parametrize("kind", ["softmax", "linear", "mamba1", "mamba2"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_copying_read_ahead_at_every_offset_changes_nothing(kind, kept, monkeypatch):
+    if not kept:
+        monkeypatch.setattr(induction_test, "KEPT_TOKENS", 0)
+    subject = LanguageModelSubject(constructed_model(kind, offset=1)[0])
+    expected, begun = causal_scores(subject, probe()), begin_causal_scores(subject, probe(), ahead=True)
+    with torch.no_grad():
+        for parameter in subject.model.parameters():
+            parameter.zero_()
+    assert begun() == expected
 
 
 def _score(**changes):
