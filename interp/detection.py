@@ -22,7 +22,8 @@ from interp.finished import FinishedFolder
 from interp.finite_outputs import begin_check_outputs
 from interp.head_scores import HeadScores
 from interp.host import begin_to_host
-from interp.induction_test import N_SEQUENCES, CausalScore, begin_causal_scores, with_causal
+from interp.induction_test import KEPT_TOKENS, N_SEQUENCES, CausalScore, begin_causal_scores, with_causal
+from interp.layer_inputs import Visited
 from interp.phase_transition import from_checkpoints
 from interp.plan import LARGE_WEIGHTS, Plan, corpus_windows, make_plan
 from interp.records import SCORES, CheckpointScores, DetectionReport
@@ -297,15 +298,17 @@ def _measure(
         check_outputs()
     with_copying = "copying" in wanted
     heads = HeadScores(subject, plan.probe, with_copying=with_copying, linear_memory=linear_memory)
+    visited = Visited() if plan.causal and plan.probe.tokens.numel() <= KEPT_TOKENS else None
     with torch.no_grad():
-        heads.visit(units=units)
+        heads.visit(units=units, visited=visited)
         behaviour = _repeats(subject, plan, known) if "repeats" in wanted else lambda: _NO_REPEATS
         learning = _learning(subject, plan) if "in_context_learning" in wanted else lambda: _NO_LEARNING
     causal: Callable[[], tuple[CausalScore, ...]] = tuple
     if plan.causal:
         # Clusters of channels are made from the whole probe.
         n_sequences = None if (units or "").startswith("cluster") else N_SEQUENCES
-        causal = begin_causal_scores(subject, plan.probe, units=units, n_sequences=n_sequences)
+        options = {"units": units, "n_sequences": n_sequences, "visited": visited}
+        causal = begin_causal_scores(subject, plan.probe, **options)
 
     @torch.no_grad()
     def scores() -> CheckpointScores:

@@ -6,13 +6,13 @@ Works without transformer_lens: hooks are torch's own.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from interp.errors import DetectionError
+from interp.layer_inputs import LayerInput
 from interp.offset_edges import Edges, Matches
 from models.language_model import LanguageModel
 from models.lens import attached
@@ -32,32 +32,6 @@ def listening(module: torch.nn.Module, hook: Callable) -> Iterator[None]:
         yield
     finally:
         handle.remove()
-
-
-class LayerInput(NamedTuple):
-    """What a layer starts from: the residual stream before it, its mixer's input, and its `hook_z`."""
-
-    resid: Tensor
-    x: Tensor | None = None
-    z: Tensor | None = None
-
-
-def layer_inputs(model: LanguageModel, tokens: Tensor, *, with_z: bool = False) -> list[LayerInput]:
-    """What each layer starts from, from one pass; last, with nothing else, the final residual stream."""
-    found: list[list[Tensor]] = []
-    handles = []
-    for block in model.blocks:
-        handles.append(block.register_forward_pre_hook(lambda _, args: found.append([args[0]])))
-        handles.append(block.attn.register_forward_pre_hook(lambda _, args: found[-1].append(args[0])))
-        if with_z:
-            hook = block.attn.hook_z
-            handles.append(hook.register_forward_hook(lambda _, args, out: found[-1].append(out)))
-    try:
-        last = model(tokens, stop_at_layer=model.config.n_layers)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return [*(LayerInput(*parts) for parts in found), LayerInput(last)]
 
 
 def _most(like: Tensor) -> int:

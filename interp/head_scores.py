@@ -13,11 +13,12 @@ from torch import Tensor
 from interp import copying, edge_scores, prefix_matching, previous_token
 from interp.errors import DetectionError
 from interp.host import begin_to_host
+from interp.layer_inputs import Visited
 from interp.prefix_matching import standard_error
 from interp.records import HeadScore
 from interp.sequences import RepeatedTokens
 from interp.subject import LayerView, Subject
-from interp.table_entries import computed_once
+from interp.table_entries import computed_once, may_stay
 from models.mixers.reading import Reading
 
 # A unit is called an induction head from here on (until the causal test decides).
@@ -131,23 +132,29 @@ class HeadScores:
         # By layer: what waits for the values, and in words what they are of.
         self._eigenvalues: dict[int, tuple[Callable[[], tuple[list[float], float]], str]] = {}
 
-    def visit(self, *, units: str | None = None) -> None:
-        """Run the probe through the model. The model may change before the records are asked for."""
+    def visit(self, *, units: str | None = None, visited: Visited | None = None) -> None:
+        """Run the probe through the model. The model may change before the records are asked for.
+
+        `visited`: see `LanguageModelSubject.visit`; left empty where the probe takes more than one pass.
+        """
         tokens = self.probe.tokens
         # Clusters are made from the sequences of a batch: one batch, or they would differ.
         whole = units is not None and units.startswith("cluster")
-        batches = [slice(0, len(tokens))] if whole else self.subject.batches(*tokens.shape)
+        batches = [slice(0, len(tokens))] if whole else list(self.subject.batches(*tokens.shape))
+        kept = {} if visited is None or len(batches) > 1 else {"visited": visited}
         pool = ThreadPoolExecutor(self.subject.n_layers) if self._in_thread and self.with_copying else None
         try:
             for batch in batches:
-                self._visit_batch(batch, units, pool)
+                self._visit_batch(batch, units, pool, **kept)
         finally:
             # The threads end with what they were given; nobody has to wait for them.
             if pool is not None:
                 pool.shutdown(wait=False)
         self._on_host = self._begin_to_host()
 
-    def _visit_batch(self, batch: slice, units: str | None, pool: ThreadPoolExecutor | None) -> None:
+    def _visit_batch(
+        self, batch: slice, units: str | None, pool: ThreadPoolExecutor | None, **kept: Visited
+    ) -> None:
         probe = self.probe.take(batch)
         directions = None
         if self.with_copying:
@@ -158,13 +165,16 @@ class HeadScores:
             if self.with_copying and view.layer not in self._eigenvalues:
                 self._eigenvalues[view.layer] = self._eigenvalue(view, pool)
             by_edges = edge_scores.chosen(probe, self.linear_memory)
-            for reading in view.readings if by_edges else computed_once(view.readings):
+            readings = view.readings if by_edges else computed_once(view.readings)
+            if kept and may_stay(readings[0], self.subject.n_layers):
+                kept["visited"].readings[view.layer] = readings[0]
+            for reading in readings:
                 key = (view.layer, reading.name)
                 self._labels[key] = (reading.unit, reading.normalisation)
                 samples = measure_reading(reading, probe, directions, linear_memory=self.linear_memory)
                 self._samples.setdefault(key, []).append(samples)
 
-        self.subject.visit(probe.tokens, look, units=units)
+        self.subject.visit(probe.tokens, look, units=units, **kept)
 
     def _eigenvalue(
         self, view: LayerView, pool: ThreadPoolExecutor | None

@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from interp.edge_cuts import layer_inputs
 from interp.host import begin_to_host
+from interp.layer_inputs import Visited, layer_inputs
 from interp.offset_cuts import LayerProfile, OffsetProfile, mean, offset_profile
 from interp.offset_edges import Matches, probe_matches
 from interp.records import HeadScore
@@ -102,17 +102,21 @@ def begin_causal_scores(
     layers: Sequence[int] | None = None,
     n_sequences: int | None = N_SEQUENCES,
     ahead: bool | None = None,
+    visited: Visited | None = None,
     **options: Any,
 ) -> Callable[[], tuple[CausalScore, ...]]:
     """`causal_scores` in two steps: a GPU has been given all its work, and what is returned waits for it.
 
     The model may change in between. `ahead`: read copying at every offset that may be delta*, rather than
-    wait for the cuts that decide it; None: on a GPU.
+    wait for the cuts that decide it; None: on a GPU. `visited`: what a visit of the whole probe, with these
+    units, has found.
     """
     probe = probe.take(slice(0, n_sequences))
     matches = probe_matches(probe)
     read: dict[int, Reading] | None = {} if probe.tokens.numel() <= KEPT_TOKENS else None
-    options = {"controls": ("random",), "read": read, "on_host": False, **options}
+    if visited is not None and not visited.inputs:
+        visited = None
+    options = {"controls": ("random",), "read": read, "visited": visited, "on_host": False, **options}
     profile = offset_profile(subject.model, matches, mamba_units=units, layers=layers, **options)
     arrived = profile.begin_to_host()
     allowed = [offset for offset in profile.layers[0].offsets if offset >= 1]

@@ -17,9 +17,10 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.displayed import Displayed
-from interp.edge_cuts import EdgeCut, LayerInput, LayersAbove, ScoredLosses, layer_inputs
+from interp.edge_cuts import EdgeCut, LayersAbove, ScoredLosses
 from interp.errors import DetectionError
 from interp.host import begin_to_host
+from interp.layer_inputs import LayerInput, Visited, layer_inputs
 from interp.offset_edges import Edges, Matches
 from models.language_model import LanguageModel
 from models.mixers.reading import Reading
@@ -148,6 +149,7 @@ def offset_profile(
     seed: int = 0,
     tokens_per_pass: int | None = None,
     read: dict[int, Reading] | None = None,
+    visited: Visited | None = None,
     on_host: bool = True,
 ) -> OffsetProfile:
     """Cut the edges at each offset, layer by layer and unit by unit.
@@ -162,6 +164,7 @@ def offset_profile(
         controls: Which of `CONTROLS` to measure.
         n_random: Draws of the random control.
         read: Takes the reading of each layer whose edges were cut, where all sequences go in one pass.
+        visited: What a visit of these sequences (and perhaps of others after them) has found already.
         on_host: False leaves the numbers on the model's device, which is then not waited for.
 
     Raises:
@@ -194,6 +197,7 @@ def offset_profile(
         seed=seed,
         budget=budget,
         read=read if size >= n else None,
+        visited=visited if size >= n else None,
     )
     parts = [run.batch(matches.take(slice(start, start + size))) for start in range(0, n, size)]
     found = _joined(parts)
@@ -243,6 +247,7 @@ class _Run:
     seed: int
     budget: int
     read: dict[int, Reading] | None
+    visited: Visited | None
 
     def batch(self, matches: Matches) -> OffsetProfile:
         """The profile of a batch."""
@@ -250,7 +255,10 @@ class _Run:
         window = range(min(self.offsets), max(self.offsets) + 1)
         n_random = self.n_random if "random" in self.controls else 0
         random = [matches.random(window, seed=self.seed + n) for n in range(n_random)]
-        inputs = layer_inputs(self.model, matches.tokens, with_z=True)
+        if self.visited is None:
+            inputs = layer_inputs(self.model, matches.tokens, with_z=True)
+        else:
+            inputs = self.visited.first(len(matches.tokens))
         losses = ScoredLosses(self.model, matches)
         base = losses(inputs[-1].resid, 1)[0]
         profiles = [
@@ -275,8 +283,11 @@ class _Run:
         base: Tensor,
     ) -> LayerProfile:
         mixer = self.model.blocks[layer].attn
-        units = self.mamba_units if mixer.kind == "mamba1" else None
-        reading = mixer.read(inputs.x, self.reading, units=units)
+        if self.visited is not None and self.reading is None:
+            reading = self.visited.readings[layer]
+        else:
+            units = self.mamba_units if mixer.kind == "mamba1" else None
+            reading = mixer.read(inputs.x, self.reading, units=units)
         if self.read is not None:
             self.read[layer] = reading
         cut = EdgeCut(reading, inputs.z, self._rows(reading))

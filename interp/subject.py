@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from interp.layer_inputs import Visited, layer_inputs
 from models.mixers.reading import Reading
 
 # Largest tensor of logits in one forward pass, in numbers, and most tokens in one.
@@ -207,21 +208,24 @@ class LanguageModelSubject(Subject):
         return self.model(tokens)
 
     @torch.no_grad()
-    def visit(self, tokens: Int[Tensor, "batch seq"], look: Look, *, units: str | None = None) -> None:
-        inputs: list[Tensor] = []
-        handles = [
-            block.attn.register_forward_pre_hook(lambda _, args: inputs.append(args[0]))
-            for block in self.model.blocks
-        ]
-        try:
-            self.model(tokens, stop_at_layer=self.n_layers)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for layer, x in enumerate(inputs):
+    def visit(
+        self,
+        tokens: Int[Tensor, "batch seq"],
+        look: Look,
+        *,
+        units: str | None = None,
+        visited: Visited | None = None,
+    ) -> None:
+        """See `Subject.visit`. `visited` takes what cuts of edges can start from."""
+        inputs = layer_inputs(self.model, tokens, with_z=visited is not None)
+        if visited is not None:
+            visited.inputs = inputs
+        for layer, (_, x, _) in enumerate(inputs[:-1]):
             mixer = self.model.blocks[layer].attn
             chosen = units if mixer.kind == "mamba1" else None
             readings, factors = mixer.read_all(x, units=chosen)
+            if visited is not None:
+                visited.readings[layer] = readings[0]
             look(
                 LayerView(
                     layer=layer,

@@ -54,10 +54,20 @@ def computed_once(readings: tuple[Reading, ...]) -> tuple[Reading, ...]:
     entries: Entries = first.entries
     n_bytes = first.n_batch * first.n_seq**2 * entries.n_units * entries.d_entry
     n_bytes *= first.constant.element_size()
-    if isinstance(entries, TableEntries) or n_bytes > MAX_BYTES["cuda" if first.constant.is_cuda else "cpu"]:
+    if isinstance(entries, TableEntries) or n_bytes > _most_bytes(first.constant):
         return readings
     table = TableEntries(table=entries.rows(0, first.n_seq))
     return tuple(_with_entries(reading, table) for reading in readings)
+
+
+def may_stay(reading: Reading, n_layers: int) -> bool:
+    """Whether as many tables as this reading's are small enough to be kept together."""
+    entries = reading.entries
+    return isinstance(entries, TableEntries) and n_layers * entries.table.nbytes <= _most_bytes(entries.table)
+
+
+def _most_bytes(like: Tensor) -> int:
+    return MAX_BYTES["cuda" if like.is_cuda else "cpu"]
 
 
 def _with_entries(reading: Reading, entries: TableEntries) -> Reading:
