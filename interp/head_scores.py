@@ -198,13 +198,19 @@ class HeadScores:
         seq, first = self.probe.tokens.shape[1], 1 + self.probe.first
         chances = (chance, previous_token.uniform_chance(seq, first=first))
         records: list[HeadScore] = []
-        for (layer, name), samples in self._on_host().items():
-            columns = _columns(samples)
-            n_units = len(columns["prefix_matching"])
+        measured = self._on_host()
+        if not measured:
+            return ()
+        # All layers and readings together: what a sum costs is mostly its call.
+        columns, start = _columns(_side_by_side(list(measured.values()))), 0
+        for (layer, name), samples in measured.items():
+            n_units = samples.rowsum.shape[1]
             eigenvalue = self._eigenvalue_columns(layer, name, n_units)
             for unit in range(n_units):
-                values = {key: column[unit] for key, column in (columns | eigenvalue).items()}
+                values = {key: column[start + unit] for key, column in columns.items()}
+                values |= {key: column[unit] for key, column in eigenvalue.items()}
                 records.append(self._record(layer, name, unit, values, chances))
+            start += n_units
         return tuple(records)
 
     def _begin_to_host(self) -> Callable[[], dict[tuple[int, str], UnitSamples]]:
@@ -276,6 +282,15 @@ def _joined(parts: list[UnitSamples]) -> UnitSamples:
         return parts[0]
     columns = {field.name: [getattr(part, field.name) for part in parts] for field in fields(UnitSamples)}
     return UnitSamples(**{name: None if v[0] is None else torch.cat(v) for name, v in columns.items()})
+
+
+def _side_by_side(samples: list[UnitSamples]) -> UnitSamples:
+    """The units of several layers and readings as those of one."""
+    found = {}
+    for field in fields(UnitSamples):
+        parts = [getattr(one, field.name) for one in samples]
+        found[field.name] = None if parts[0] is None else torch.cat(parts, 1)
+    return UnitSamples(**found)
 
 
 def _columns(samples: UnitSamples) -> dict[str, list[Any]]:
