@@ -66,7 +66,7 @@ class EdgeCut:
         size = max(1, size // self.z[..., 0, 0].numel())
         for start in range(0, len(sets), size):
             removed = self._removed(sets[start : start + size])[0]
-            yield from (z.view_as(self.z) for z in self._without(removed))
+            yield from self._without(removed)
 
     def _one_by_one(self, edges: Edges, renormalise: bool) -> Iterator[Tensor]:
         removed, share = self._removed([edges], renormalise)
@@ -106,7 +106,7 @@ class EdgeCut:
         return channels, list(cut.split(max(1, most // self.z.numel())))
 
     def _without(self, removed: Float[Tensor, "set batch dest unit d_source"]) -> Iterator[Tensor]:
-        """z [batch dest channel] of each set and row where every channel belongs to one unit."""
+        """z of each set and row where every channel belongs to one unit."""
         channels, cut_by_rows = self._places
         flat = self.z.flatten(2)
         totals = flat.new_zeros(len(removed), *flat.shape[:2], flat.shape[2] + 1)
@@ -115,7 +115,8 @@ class EdgeCut:
         n_sets = max(1, _most(flat) // (len(self.rows) * flat.numel()))
         for some in totals[..., :-1].split(n_sets if len(cut_by_rows) == 1 else 1):
             for cut in cut_by_rows:
-                yield from (flat - some[:, None] * cut[:, None, None]).flatten(0, 1).unbind()
+                variants = flat - some[:, None] * cut[:, None, None]
+                yield from variants.view(-1, *self.z.shape).unbind()
 
     def _removed(
         self, sets: Sequence[Edges], with_share: bool = False
