@@ -233,7 +233,12 @@ def _write(contents: Sequence[tuple[str, str]]) -> None:
         if name == STDOUT:
             write_bytes(content.encode("utf-8"))
         else:
-            write_text(name, content)
+            try:
+                write_text(name, content)
+            except OSError as error:
+                # A full device names no file.
+                error.filename = error.filename or name
+                raise
 
 
 def _contents(options: argparse.Namespace, report: DetectionReport) -> list[tuple[str, str]]:

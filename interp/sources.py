@@ -17,6 +17,7 @@ from torch import Tensor
 
 from interp.errors import DetectionError
 from interp.subject import LanguageModelSubject, Subject
+from models.errors import CheckpointError
 
 WAYS = ("auto", "bridge", "mixers")
 ACCEPTED = (
@@ -190,9 +191,11 @@ def _folder(path: Path, device: str, bos: int | None | str, via: str) -> Source:
         raise DetectionError(f"{path} {empty}{runs}; accepted: {ACCEPTED}")
     if "model_type" in _read_json(config) and "format" not in _read_json(config):
         return _hugging_face(path, device, bos, via)
-    step, tokens = _place_in_run(path)
+    # "." and links are the folder that they lead to.
+    place = path.resolve()
+    step, tokens = _place_in_run(place)
     checkpoint = _checkpoint(path, step, _Loader(device=device), bos, tokens)
-    windows, windows_from = _windows(path.parent)
+    windows, windows_from = _windows(place.parent)
     return Source(path=str(path), checkpoints=(checkpoint,), windows=windows, windows_from=windows_from)
 
 
@@ -228,7 +231,7 @@ class _Loader:
             # From pinned memory: begun, and not waited for.
             tensors = {name: tensor.to(self.device, non_blocking=True) for name, tensor in ready[1].items()}
             self.model.load_state_dict(tensors)
-            self.model.folder = folder
+            self.model.folder = folder.resolve()
         else:
             load_weights(folder, self.model)
         return self.model
@@ -292,10 +295,18 @@ def _in_memory(model: Any, bos: int | None | str) -> Source:
     # A model of a run is read on the run's own windows, as the run's folder is.
     folder = getattr(model, "folder", None) if hasattr(model, "config") else None
     step, tokens = (0, None) if folder is None else _place_in_run(folder)
-    windows, windows_from = (None, None) if folder is None else _windows(folder.parent)
-    checkpoint = Checkpoint(step=step, tokens=tokens, weight_files=(), open=load)
+    windows, windows_from, notes = None, None, ()
+    if folder is not None:
+        try:
+            windows, windows_from = _windows(folder.parent)
+        except (CheckpointError, DetectionError) as error:
+            notes = (f"not read on its run's windows: {error}",)
     return Source(
-        path=type(model).__name__, checkpoints=(checkpoint,), windows=windows, windows_from=windows_from
+        path=type(model).__name__,
+        checkpoints=(Checkpoint(step=step, tokens=tokens, weight_files=(), open=load),),
+        windows=windows,
+        windows_from=windows_from,
+        notes=notes,
     )
 
 

@@ -28,6 +28,13 @@ N_UNITS = 8
 MIN_PREFIX_MATCHING = 0.3
 
 
+class _Console(Console):
+    """A console whose caller is told that the reader went away; rich's own ends the process."""
+
+    def on_broken_pipe(self) -> None:
+        raise
+
+
 def print_report(
     report: DetectionReport,
     *,
@@ -43,9 +50,9 @@ def print_report(
     """
     file = file or sys.stdout
     width = min(shutil.get_terminal_size((WIDTH, 40)).columns, 120) if file.isatty() else WIDTH
-    console = Console(file=file, width=width, highlight=False)
+    console = _Console(file=file, width=width, highlight=False)
     # A narrow terminal wraps lines of a table; cut to its width they would lose numbers.
-    tables = Console(file=file, width=max(width, WIDTH), highlight=False)
+    tables = _Console(file=file, width=max(width, WIDTH), highlight=False)
     console.print(_heading(report), markup=False)
     if not report.checkpoints:
         console.print("No checkpoint.")

@@ -92,7 +92,7 @@ def load_model(
     dtypes = Counter(t.dtype for t in tensors.values())
     model.to(dtype or (next(iter(dtypes)) if len(dtypes) == 1 else torch.float32))
     model.load_state_dict(tensors)
-    model.folder = folder
+    model.folder = folder.resolve()
     return model.to(device).eval()
 
 
@@ -107,7 +107,7 @@ def load_weights(folder: str | Path, model: nn.Module) -> None:
         CheckpointError: as `load_model`; or a checkpoint of another configuration.
     """
     model.load_state_dict(read_weights(folder, model))
-    model.folder = Path(folder)
+    model.folder = Path(folder).resolve()
 
 
 def read_weights(folder: str | Path, model: nn.Module) -> dict[str, Tensor]:

@@ -32,7 +32,8 @@ class LanguageModel(LensSurface):
     Attributes:
         config: what it was built from. `cfg`: the same under TransformerLens's names.
         tokenizer: an object with `encode` and `decode` (transformers or tokenizers), or None.
-        folder: the checkpoint folder that its weights were last loaded from, or None.
+        folder: the checkpoint folder that its weights were last loaded from, or None; it stays when weights
+            are changed in place.
         blocks: `blocks[l].attn` is layer l's mixer, whatever its kind; `blocks[l].mlp` its MLP or None.
 
     The weights are drawn from `config.seed` alone; the global random state is left as it was.

@@ -95,6 +95,11 @@ def test_a_process_that_ends_at_once_has_written_everything(run_folder, tmp_path
     assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 'own.json'}\n")
     assert done.stdout.splitlines()[:-1] == printed.splitlines()[:-1]
     assert json.loads((tmp_path / "own.json").read_text())["checkpoints"]
+    # A reader that has gone away is no error.
+    child = subprocess.Popen([*command, *words[:-1]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    child.stdout.close()
+    assert (child.wait(), child.stderr.read()) == (0, b"")
+    child.stderr.close()
     done = subprocess.run([*command, str(tmp_path / "none")], capture_output=True, text=True)
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("detect-induction: error: ") and done.stderr.count("\n") == 1

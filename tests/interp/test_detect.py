@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -201,7 +202,7 @@ def test_weights_read_ahead_are_those_of_their_own_step(tmp_path):
     assert seen == [0, 1, 2]
 
 
-def test_a_model_loaded_from_a_run_is_read_as_the_runs_folder_is(tmp_path):
+def test_a_model_loaded_from_a_run_is_read_as_the_runs_folder_is(tmp_path, monkeypatch):
     model = LanguageModel(
         LanguageModelConfig(
             d_model=16, n_layers=1, d_vocab=40, n_ctx=64, mixers=(SoftmaxAttentionConfig(n_heads=2),)
@@ -223,6 +224,18 @@ def test_a_model_loaded_from_a_run_is_read_as_the_runs_folder_is(tmp_path):
         shown = dataclasses.replace(found.checkpoints[0], weight_sha256=None)
         assert shown == dataclasses.replace(expected.checkpoints[0], weight_sha256=None)
         assert shown.tokens == {10: None, 20: 960}[step]
+    monkeypatch.chdir(tmp_path / "step_00000020")
+    link = tmp_path.parent / f"link to {tmp_path.name}"
+    link.symlink_to(tmp_path / "step_00000020")
+    for target in (load_model("."), ".", link, load_model(link)):
+        if not isinstance(target, (str, Path)):
+            monkeypatch.chdir(tmp_path.parent)
+        shown = detect(target).checkpoints[0]
+        monkeypatch.chdir(tmp_path / "step_00000020")
+        assert (shown.step, shown.heads) == (20, expected.checkpoints[0].heads)
+    (tmp_path / "eval.safetensors").write_bytes(b"")
+    notes = detect(loaded, scores=["copying"]).notes
+    assert any(note.startswith("not read on its run's windows: ") for note in notes)
     # Weights of its own: it knows no run.
     assert any("not known here" in note for note in detect(model).notes)
 
