@@ -293,20 +293,38 @@ def _in_memory(model: Any, bos: int | None | str) -> Source:
         return read_by(model, bos)
 
     # A model of a run is read on the run's own windows, as the run's folder is.
-    folder = getattr(model, "folder", None) if hasattr(model, "config") else None
-    step, tokens = (0, None) if folder is None else _place_in_run(folder)
-    windows, windows_from, notes = None, None, ()
+    inner = model.model if isinstance(model, LanguageModelSubject) else model
+    folder = getattr(inner, "folder", None) if hasattr(inner, "config") else None
+    step, tokens, windows, windows_from, notes = 0, None, None, None, ()
     if folder is not None:
+        folder = Path(folder)
+        if _holds(folder, inner):
+            step, tokens = _place_in_run(folder)
+        else:
+            notes = (f"step not known: the weights are not, or no longer, those of {folder}",)
         try:
             windows, windows_from = _windows(folder.parent)
         except (CheckpointError, DetectionError) as error:
-            notes = (f"not read on its run's windows: {error}",)
+            notes = (*notes, f"not read on its run's windows: {error}")
     return Source(
         path=type(model).__name__,
         checkpoints=(Checkpoint(step=step, tokens=tokens, weight_files=(), open=load),),
         windows=windows,
         windows_from=windows_from,
         notes=notes,
+    )
+
+
+def _holds(folder: Path, model: Any) -> bool:
+    """Whether a model has the weights of a checkpoint folder, in its own dtype."""
+    from models.checkpoint import read_tensors, unwrapped
+
+    try:
+        stored, own = read_tensors(folder / "model.safetensors"), unwrapped(model).state_dict()
+    except CheckpointError:
+        return False
+    return stored.keys() == own.keys() and all(
+        torch.equal(tensor.to(own[name].dtype), own[name].cpu()) for name, tensor in stored.items()
     )
 
 

@@ -55,12 +55,22 @@ def leave(status: int) -> NoReturn:
     """End the process here, what it printed written.
 
     The interpreter would first take apart all that torch and CUDA have loaded, which takes from half a second
-    to two.
+    to two. A profiler, debugger or coverage tool that watches the process has its say first.
     """
+    if _is_watched():
+        sys.exit(status)
     for out in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             out.flush()
     os._exit(status)
+
+
+def _is_watched() -> bool:
+    if sys.getprofile() is not None or sys.gettrace() is not None:
+        return True
+    # From Python 3.12 on, by one of six tools.
+    monitoring = getattr(sys, "monitoring", None)
+    return monitoring is not None and any(monitoring.get_tool(n) is not None for n in range(6))
 
 
 def _lead_nowhere(out: object) -> None:

@@ -95,6 +95,10 @@ def test_a_process_that_ends_at_once_has_written_everything(run_folder, tmp_path
     assert (done.returncode, done.stderr) == (0, f"wrote {tmp_path / 'own.json'}\n")
     assert done.stdout.splitlines()[:-1] == printed.splitlines()[:-1]
     assert json.loads((tmp_path / "own.json").read_text())["checkpoints"]
+    # A tool that watches the process still writes at its end.
+    watched = [sys.executable, "-m", "cProfile", "-o", str(tmp_path / "profile"), *command[1:], *words[:-1]]
+    assert subprocess.run(watched, capture_output=True).returncode == 0
+    assert (tmp_path / "profile").stat().st_size > 0
     # A reader that has gone away is no error.
     child = subprocess.Popen([*command, *words[:-1]], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     child.stdout.close()

@@ -1,5 +1,6 @@
 """Detection end to end on models whose circuit is known, and on models that have none."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -14,6 +15,7 @@ from safetensors.torch import save_file
 from interp import detect
 from interp.errors import DetectionError
 from interp.records import rows, to_csv, to_json
+from interp.subject import LanguageModelSubject
 from models import LanguageModel, LanguageModelConfig
 from models.checkpoint import load_model, load_weights, save_model
 from models.config import Mamba2Config, SoftmaxAttentionConfig
@@ -233,6 +235,15 @@ def test_a_model_loaded_from_a_run_is_read_as_the_runs_folder_is(tmp_path, monke
         shown = detect(target).checkpoints[0]
         monkeypatch.chdir(tmp_path / "step_00000020")
         assert (shown.step, shown.heads) == (20, expected.checkpoints[0].heads)
+    assert detect(LanguageModelSubject(loaded)).checkpoints[0].step == 20
+    assert detect(copy.deepcopy(loaded).to(torch.bfloat16)).checkpoints[0].step == 20
+    changed = copy.deepcopy(loaded)
+    with torch.no_grad():
+        changed.unembed.weight[0, 0] += 1
+    report = detect(changed)
+    assert (report.checkpoints[0].step, report.checkpoints[0].tokens) == (0, None)
+    assert report.probe == expected.probe
+    assert any(note.startswith("step not known: the weights are not, or no longer") for note in report.notes)
     (tmp_path / "eval.safetensors").write_bytes(b"")
     notes = detect(loaded, scores=["copying"]).notes
     assert any(note.startswith("not read on its run's windows: ") for note in notes)
