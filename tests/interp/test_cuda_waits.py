@@ -29,7 +29,7 @@ def test_no_checkpoint_after_the_first_is_waited_for_while_it_is_measured(name, 
     for step in range(4):
         model.reset_parameters(torch.Generator().manual_seed(step))
         save_model(tmp_path / f"step_{step:08d}", model)
-    measure, steps = detection._measure, []
+    measure, steps = detection.begin_measuring, []
 
     def watched(subject, plan, checkpoint, *args):
         steps.append(checkpoint.step)
@@ -41,7 +41,7 @@ def test_no_checkpoint_after_the_first_is_waited_for_while_it_is_measured(name, 
             torch.cuda.set_sync_debug_mode("default")
 
     expected = detect(tmp_path)
-    monkeypatch.setattr(detection, "_measure", watched)
+    monkeypatch.setattr(detection, "begin_measuring", watched)
     found = detect(tmp_path, device="cuda")
     assert steps == [0, 1, 2, 3]
     for one, two in zip(found.checkpoints, expected.checkpoints, strict=True):
