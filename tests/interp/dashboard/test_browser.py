@@ -20,8 +20,12 @@ PIXEL = """([id, axis, x, y]) => {
 
 
 def click_at(page, graph, x, y, axis=""):
-    """A real click on a data point."""
-    left, top = page.evaluate(PIXEL, [graph, axis, x, y])
+    """A real click on a data point, once the graph stays where it is."""
+    place, before = page.evaluate(PIXEL, [graph, axis, x, y]), None
+    while place != before:
+        page.wait_for_timeout(200)
+        place, before = page.evaluate(PIXEL, [graph, axis, x, y]), place
+    left, top = place
     page.mouse.move(left - 3, top - 1)
     page.mouse.move(left, top)
     page.wait_for_selector(f"#{graph} .hoverlayer .hovertext")
