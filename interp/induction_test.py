@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from interp.host import begin_to_host
-from interp.layer_inputs import Visited, layer_inputs
+from interp.layer_inputs import Visited, mixer_inputs
 from interp.offset_cuts import LayerProfile, OffsetProfile, mean, offset_profile
 from interp.offset_edges import Matches, probe_matches
 from interp.records import HeadScore
@@ -222,7 +222,7 @@ def _begin_copying(
     sample = probe.tokens[:, probe.first : probe.first + probe.period]
     directions = subject.directions(sample)
     known = all(layer.layer in read for layer in layers)
-    inputs = [] if known else layer_inputs(subject.model, probe.tokens)
+    inputs = [] if known else mixer_inputs(subject.model, probe.tokens)
     found: list[Tensor] = []
     for layer, of in zip(layers, offsets, strict=True):
         if known:

@@ -12,21 +12,35 @@ from models.mixers.reading import Reading
 class LayerInput(NamedTuple):
     """What a layer starts from: the residual stream before it, its mixer's input, and its `hook_z`."""
 
-    resid: Tensor
+    resid: Tensor | None
     x: Tensor | None = None
     z: Tensor | None = None
 
 
-def layer_inputs(model: LanguageModel, tokens: Tensor, *, with_z: bool = False) -> list[LayerInput]:
+def mixer_inputs(model: LanguageModel, tokens: Tensor) -> list[LayerInput]:
+    """Each mixer's input alone, from one pass."""
+    found: list[LayerInput] = []
+    handles = [
+        block.attn.register_forward_pre_hook(lambda _, args: found.append(LayerInput(None, args[0])))
+        for block in model.blocks
+    ]
+    try:
+        model(tokens, stop_at_layer=model.config.n_layers)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
+
+
+def layer_inputs(model: LanguageModel, tokens: Tensor) -> list[LayerInput]:
     """What each layer starts from, from one pass; last, with nothing else, the final residual stream."""
     found: list[list[Tensor]] = []
     handles = []
     for block in model.blocks:
         handles.append(block.register_forward_pre_hook(lambda _, args: found.append([args[0]])))
         handles.append(block.attn.register_forward_pre_hook(lambda _, args: found[-1].append(args[0])))
-        if with_z:
-            hook = block.attn.hook_z
-            handles.append(hook.register_forward_hook(lambda _, args, out: found[-1].append(out)))
+        hook = block.attn.hook_z
+        handles.append(hook.register_forward_hook(lambda _, args, out: found[-1].append(out)))
     try:
         last = model(tokens, stop_at_layer=model.config.n_layers)
     finally:

@@ -256,7 +256,7 @@ class _Run:
         n_random = self.n_random if "random" in self.controls else 0
         random = [matches.random(window, seed=self.seed + n) for n in range(n_random)]
         if self.visited is None:
-            inputs = layer_inputs(self.model, matches.tokens, with_z=True)
+            inputs = layer_inputs(self.model, matches.tokens)
         else:
             inputs = self.visited.first(len(matches.tokens))
         losses = ScoredLosses(self.model, matches)

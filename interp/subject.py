@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from interp.layer_inputs import Visited, layer_inputs
+from interp.layer_inputs import Visited, layer_inputs, mixer_inputs
 from models.mixers.reading import Reading
 
 # Largest tensor of logits in one forward pass, in numbers, and most tokens in one.
@@ -217,10 +217,12 @@ class LanguageModelSubject(Subject):
         visited: Visited | None = None,
     ) -> None:
         """See `Subject.visit`. `visited` takes what cuts of edges can start from."""
-        inputs = layer_inputs(self.model, tokens, with_z=visited is not None)
-        if visited is not None:
-            visited.inputs = inputs
-        for layer, (_, x, _) in enumerate(inputs[:-1]):
+        if visited is None:
+            inputs = mixer_inputs(self.model, tokens)
+        else:
+            visited.inputs = layer_inputs(self.model, tokens)
+            inputs = visited.inputs[:-1]
+        for layer, (_, x, _) in enumerate(inputs):
             mixer = self.model.blocks[layer].attn
             chosen = units if mixer.kind == "mamba1" else None
             readings, factors = mixer.read_all(x, units=chosen)
