@@ -9,9 +9,11 @@ import sys
 from pathlib import Path
 
 from experiments.typed_command import typed_command
+from interp.interrupt import INTERRUPTED, ended_by_interrupt
 from interp.standard_output import OutputError, printed, say
 
 DESCRIPTION = "Train a small language model and keep its checkpoints."
+NOT_BEGUN = "train-lm: stopped before training began"
 EPILOG = """\
 RUN is a named run (train-lm --list), a .py file holding CONFIG, or a .json file as in run.json.
 With --resume it may be left out: DIR/run.json holds the run and its settings.
@@ -24,7 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     try:
-        return _run(parser, options)
+        return _run(parser, options, alone=arguments is None)
     except BrokenPipeError:
         # The reader of the list went away (`| head`); nothing more can be said to it.
         return 0
@@ -32,11 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"train-lm: {error.filename}: {error.strerror}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print("train-lm: stopped before training began", file=sys.stderr)
-        return 130
+        print(NOT_BEGUN, file=sys.stderr)
+        return INTERRUPTED
 
 
-def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace, *, alone: bool) -> int:
     if not options.list and (options.out is None or (options.run is None and not options.resume)):
         parser.error("RUN and --out DIR are needed (or --out DIR --resume, or --list)")
     from models.errors import ConfigError
@@ -54,6 +56,9 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             raise
         print(f"train-lm: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
+    # In a process of its own.
+    with ended_by_interrupt(NOT_BEGUN, alone=alone):
+        import experiments.train  # noqa: F401
     return _train(name, config, options)
 
 
@@ -132,7 +137,7 @@ def _train(name: str, config, options: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         print(f"train-lm: {_stopped(options)}", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     if result.is_main and not options.quiet:
         say(_closing_line(result))
     return 0

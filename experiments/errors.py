@@ -6,6 +6,8 @@ import functools
 import sys
 from collections.abc import Callable
 
+from interp.interrupt import INTERRUPTED
+
 
 class TrainingError(RuntimeError):
     """Training cannot start or go on; the message says why and what to change."""
@@ -29,7 +31,7 @@ def in_one_line(command: Callable[[list[str] | None], int]) -> Callable[[list[st
             return 0
         except KeyboardInterrupt:
             print(f"{name}: interrupted", file=sys.stderr)
-            return 130
+            return INTERRUPTED
         except (ConfigError, CheckpointError, DetectionError, TrainingError) as error:
             print(f"{name}: {error}", file=sys.stderr)
         except OSError as error:

@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from interp.device_start import begin_device
+from interp.interrupt import INTERRUPTED, ended_by_interrupt
 from interp.output_files import STDOUT, check_outputs
 from interp.records import SCORES, DetectionReport, to_csv, to_json, write_text
 from interp.standard_output import leave, printed, write_bytes
 from models import without_lens
 
 PROG = "detect-induction"
+INTERRUPTION = f"{PROG}: interrupted"
 
 
 def command() -> NoReturn:
@@ -29,12 +31,14 @@ def command() -> NoReturn:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 when done, 1 after a named error in one line (argparse exits 2 on wrong
-    usage).
+    """Run the command; returns 0 when done, 1 after a named error in one line, 130 after Ctrl-C (argparse
+    exits 2 on wrong usage).
     """
     options = _parser().parse_args(argv)
-    if argv is None:
-        # The process is this command's own: nothing in it hooks a model by means of transformer_lens.
+    # The process is this command's own.
+    alone = argv is None
+    if alone:
+        # Nothing in it hooks a model by means of transformer_lens.
         without_lens()
     if sys.stderr is None:
         # Closed (`2>&-`): print would write to stdout instead.
@@ -43,12 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     from interp.errors import DetectionError
 
     try:
-        _run(options)
+        _run(options, alone)
     except BrokenPipeError:
         # The reader of the table went away (`| head`); nothing more can be said to it.
         return 0
     except KeyboardInterrupt:
-        return _error("interrupted")
+        print(INTERRUPTION, file=sys.stderr)
+        return INTERRUPTED
     except DetectionError as error:
         return _error(error)
     except OSError as error:
@@ -80,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Score every head of a language model on repeated random tokens, and date when "
         "induction appeared.",
         epilog="The table goes to stdout, progress to stderr. Exit status: 0 done, 1 a named error, 2 "
-        "wrong usage.",
+        "wrong usage, 130 interrupted.",
     )
     parser.add_argument(
         "path",
@@ -179,7 +184,7 @@ def _units(text: str) -> str:
     raise argparse.ArgumentTypeError(f"{text!r}: accepted are layer, state, and cluster:K with a number K")
 
 
-def _run(options: argparse.Namespace) -> None:
+def _run(options: argparse.Namespace, alone: bool) -> None:
     from interp.ranks import current_ranks
 
     main_process = current_ranks().is_main
@@ -192,8 +197,9 @@ def _run(options: argparse.Namespace) -> None:
         _check_installed("plotly", "--html")
     if options.device.startswith("cuda"):
         begin_device(options.device)
-    from interp import detect
-    from interp.table import print_report
+    with ended_by_interrupt(INTERRUPTION, alone=alone):
+        from interp import detect
+        from interp.table import print_report
 
     with _progress(options.quiet or not main_process) as progress:
         report = detect(

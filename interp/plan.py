@@ -187,7 +187,8 @@ def _fit(
 ) -> tuple[int, int]:
     start = int(subject.bos is not None)
     room = context - start
-    holds = "the context holds" if context == subject.n_ctx else "the training sequences hold"
+    whole = context == subject.n_ctx
+    holds = "the context holds" if whole else "the training sequences hold"
     if period is not None and period > n_ids:
         raise DetectionError(
             f"vocabulary too small: it has {n_ids} usable tokens of {subject.d_vocab}, --period "
@@ -219,9 +220,9 @@ def _fit(
         )
     shortest = (period or MIN_PERIOD) * (repeats or 2) + start
     raise DetectionError(
-        f"context shorter than the probe: the model holds {context} tokens, a probe of "
-        f"{period or MIN_PERIOD} x "
-        f"{repeats or 2} tokens needs {shortest}"
+        f"context shorter than the probe: the {'model holds' if whole else 'evaluation windows hold'} "
+        f"{context} tokens, a probe of {period or MIN_PERIOD} x {repeats or 2} tokens needs {shortest}"
+        f"{'' if whole else ' (--period and --repeats look beyond them)'}"
     )
 
 

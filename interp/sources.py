@@ -152,6 +152,8 @@ def open_source(
     path = Path(target)
     if not path.exists():
         if isinstance(target, str) and _HUB_NAME.fullmatch(target):
+            if path.parent.is_dir():
+                raise DetectionError(f"{path} does not exist; {path.parent} is a folder here, not on the hub")
             from interp.foreign import hub_source
 
             return hub_source(target, steps=steps, device=device, bos=bos, via=via)

@@ -3,16 +3,20 @@
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from interp.dashboard.progress_line import ProgressLine
 from interp.dashboard.quotation import quoted, whole_number
+from interp.interrupt import INTERRUPTED, ended_by_interrupt
 from interp.standard_output import say
 
 PROG = "attention-dashboard"
+NO_PAGE = "interrupted; no page was written"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until interrupted, or write one page; returns 0 then, 1 after a named error in one line.
+    """Serve until interrupted, or write one page; returns 0 then, 1 after a named error in one line,
+    130 where an interrupt left no page.
 
     Wrong usage is argparse's: status 2.
     """
@@ -27,16 +31,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _error(f"{error.name} is not installed; pip install 'beyond-softmax[full]'")
 
     act = _serve if options.export is None else _export
+    importing = ended_by_interrupt(f"{PROG}: interrupted", alone=argv is None)
     _, said = attempt(lambda: check_host(options.host, allow_remote=options.allow_remote))
     if said is None:
         try:
-            _, said = attempt(lambda: act(options))
+            _, said = attempt(lambda: act(options, importing))
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             said = f"{where}{error.strerror or error}"
         except KeyboardInterrupt:
             print(file=sys.stderr)
-            said = None if options.export is None else "interrupted; no page was written"
+            if options.export is not None:
+                _error(NO_PAGE)
+                return INTERRUPTED
     return 0 if said is None else _error(said)
 
 
@@ -50,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
         prog=PROG,
         description="Look at a language model in a browser: attention, cuts, training, recurrent state.",
         epilog="Everything stays on this machine. Ctrl-C ends it. Exit status: 0 ended, 1 a named error, "
-        "2 wrong usage.",
+        "2 wrong usage, 130 interrupted while writing a page.",
     )
     kinds = (
         "a checkpoint folder, a run folder with step_<number> checkpoints, a Hugging Face folder or a .gguf "
@@ -98,8 +105,9 @@ def _check_export(parser: argparse.ArgumentParser, options: argparse.Namespace) 
         parser.error(f"--export {options.export!r}; accepted: the name of a file to write")
 
 
-def _export(options: argparse.Namespace) -> None:
-    from interp.dashboard.export import export_page
+def _export(options: argparse.Namespace, importing: AbstractContextManager) -> None:
+    with importing:
+        from interp.dashboard.export import export_page
     from interp.output_files import check_name
 
     check_name("--export", options.export)
@@ -116,12 +124,13 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _serve(options: argparse.Namespace) -> None:
+def _serve(options: argparse.Namespace, importing: AbstractContextManager) -> None:
     import webbrowser
 
-    from interp.dashboard.app import make_app
-    from interp.dashboard.desk import Desk
-    from interp.dashboard.server import serve_on, url
+    with importing:
+        from interp.dashboard.app import make_app
+        from interp.dashboard.desk import Desk
+        from interp.dashboard.server import serve_on, url
 
     paths = [options.path, *([options.second] if options.second else [])]
     with ProgressLine(PROG, every_s=None) as line:

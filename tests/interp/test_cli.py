@@ -122,8 +122,12 @@ def test_help_is_quick_and_usage_errors_are_two():
         assert stopped.value.code == 2
 
 
-def test_paths_that_hold_no_model(tmp_path, capsys):
+def test_paths_that_hold_no_model(tmp_path, capsys, monkeypatch):
     _refused(capsys, tmp_path / "nothing", match="does not exist")
+    (tmp_path / "runs").mkdir()
+    monkeypatch.chdir(tmp_path)
+    _refused(capsys, "runs/nothing", match="runs is a folder here, not on the hub")
+    (tmp_path / "runs").rmdir()
     _refused(capsys, tmp_path, match="is empty")
     (tmp_path / "notes.txt").write_text("text")
     _refused(capsys, tmp_path, match="holds no model")

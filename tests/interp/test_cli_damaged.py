@@ -52,6 +52,7 @@ def test_paths_that_are_no_file(capsys):
     [
         (torch.full((4, 40), -1), "the evaluation windows hold token -1, the model's vocabulary ends at 20"),
         (torch.full((4, 40), 21), "the evaluation windows hold token 21, the model's vocabulary ends at 20"),
+        (torch.arange(20).view(5, 4), "context shorter than the probe: the evaluation windows hold 4 tokens"),
         (torch.zeros(4, 0, dtype=torch.int64), "must hold integers `tokens` [window seq]; it holds tokens"),
         (torch.zeros(4, 40, dtype=torch.bool), "it holds tokens torch.bool [4, 40]"),
     ],

@@ -237,7 +237,7 @@ def test_an_interrupted_export_leaves_what_was_there(wired_run, tmp_path, monkey
         raise KeyboardInterrupt
 
     monkeypatch.setattr(export, "_states", interrupted)
-    assert main([str(wired_run), "--export", str(file), "--steps", "last", "--heads", "L1H2"]) == 1
+    assert main([str(wired_run), "--export", str(file), "--steps", "last", "--heads", "L1H2"]) == 130
     assert "interrupted; no page was written" in capsys.readouterr().err
     assert [(p.name, p.read_text()) for p in tmp_path.iterdir()] == [("page.html", "before")]
 
