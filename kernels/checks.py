@@ -29,6 +29,7 @@ TRITON_OPERATORS = frozenset(
         "causal_conv",
         "cross_entropy",
         "elu_plus_one",
+        "embedding",
         "gated_silu",
         "linear_cross_entropy",
         "packed_gated_silu",

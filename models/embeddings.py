@@ -5,6 +5,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from kernels.embedding import embedding
 from kernels.linear_cross_entropy import linear_cross_entropy
 from models.config import LanguageModelConfig
 
@@ -17,7 +18,7 @@ class Embed(nn.Module):
         self.W_E = nn.Parameter(torch.empty(config.d_vocab, config.d_model))
 
     def forward(self, tokens: Int[Tensor, "batch seq"]) -> Float[Tensor, "batch seq d_model"]:
-        return F.embedding(tokens, self.W_E)
+        return embedding(tokens, self.W_E)
 
 
 class PosEmbed(nn.Module):

@@ -7,7 +7,7 @@ import torch
 
 # Importing them registers their operators.
 for _name in ("softmax_attention", "gated_linear_attention", "selective_scan", "causal_conv", "decode",
-              "decode_attention", "edges", "rms_norm", "ssd_block", "linear_cross_entropy",
+              "decode_attention", "edges", "rms_norm", "ssd_block", "linear_cross_entropy", "embedding",
               "packed_linear_attention", "packed_gated_silu"):  # fmt: skip
     importlib.import_module(f"kernels.triton.{_name}")
 
@@ -55,6 +55,8 @@ def every_operator(device: str, dtype: torch.dtype) -> dict[str, tuple[Any, ...]
         "selective_scan_backward": (u, None, u, u, a, b, b, None, u, kept, total),
         "causal_conv": (u, weight, weight[:, 0].contiguous(), None, True),
         "causal_conv_backward": (u, None, u, weight, None, None, True),
+        "embedding": (target, wide),
+        "embedding_backward": (wide, target, 5),
         "add_rms_norm": (wide, packed[0, :, :16], gain[:16].contiguous(), 1e-5, dtype),
         "add_rms_norm_backward": (
             total_norm[1], wide, total_norm[0], gain[:16].contiguous(), total_norm[2], torch.float32, dtype,

@@ -20,7 +20,7 @@ MODULES = (
     "softmax_attention", "linear_attention_launch", "selective_scan", "causal_conv", "decode",
     "cross_entropy", "softmax_matches", "decode_attention", "gated_silu", "rms_norm", "rotation",
     "step_size", "feature_maps", "linear_matches", "column_sums", "step_decay", "scaled_rows",
-    "packed_linear_attention", "packed_gated_silu",
+    "packed_linear_attention", "packed_gated_silu", "embedding",
 )  # fmt: skip
 CUOBJDUMP = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 SHARED_LIMIT = {80: 166_912, 90: 232_448, 100: 232_448}

@@ -49,14 +49,17 @@ def _cross_entropy_fwd_kernel(
     tl.store(lse_ptr + row, top + tl.log(total))
     tl.store(loss_ptr + row, tl.where(target >= 0, (top - x) + tl.log(total), 0.0))
     if OVERWRITE:
+        scale = tl.where(target >= 0, 1 / total, 0.0)
         if HELD:
-            b_pull = _pull(b_exp / total, offs_v, target)
-            tl.store(x_ptr + offs_v, b_pull, mask=offs_v < n_readable)
+            tl.store(x_ptr + offs_v, b_exp * scale, mask=offs_v < n_readable)
         else:
             for start in tl.range(0, n_class, BLOCK_V):
                 b_x = _logits(x_ptr, start + offs_v, n_class, n_readable)
-                b_pull = _pull(tl.exp(b_x - top) / total, start + offs_v, target)
-                tl.store(x_ptr + start + offs_v, b_pull, mask=start + offs_v < n_readable)
+                b_softmax = tl.exp(b_x - top) * scale
+                tl.store(x_ptr + start + offs_v, b_softmax, mask=start + offs_v < n_readable)
+        # The target's own number, once all of the row is written.
+        tl.debug_barrier()
+        tl.store(x_ptr + target, tl.exp(x - top) * scale - 1, mask=target >= 0)
 
 
 @triton.jit
@@ -110,8 +113,8 @@ def losses_of_rows(
     loss, lse = (torch.empty(n, dtype=torch.float32, device=logits.device) for _ in range(2))
     held = n_class <= LARGEST_HELD
     block = power_of_two(n_class) if held else LARGEST_BLOCK
-    # 32 numbers to a thread.
-    warps = max(1, block // 1024) if held else 8
+    # 32 numbers to a thread, 16 where they are overwritten; at most 16 warps.
+    warps = max(1, min(16, block // (512 if overwrite else 1024))) if held else 8
     launch(
         _cross_entropy_fwd_kernel, (n,), logits, target, loss, lse, logits.stride(0), n_class,
         n_readable or n_class, OVERWRITE=overwrite, HELD=held, BLOCK_V=block, num_warps=warps,

@@ -15,6 +15,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 from kernels.causal_conv import causal_conv
 from kernels.cross_entropy import cross_entropy
+from kernels.embedding import embedding
 from kernels.feature_maps import elu_plus_one
 from kernels.gated_linear_attention import gated_linear_attention
 from kernels.gated_silu import gated_silu, packed_gated_silu
@@ -42,6 +43,7 @@ CALLS = {
         x[0, :, 0], x[0, :, 1], TARGET, bias=x[0, :, 1, 0], **TRITON
     ),
     "elu_plus_one": lambda x: elu_plus_one(x, **TRITON),
+    "embedding": lambda x: embedding(TARGET // 2, x[0, :, 0], **TRITON),
     "gated_silu": lambda x: gated_silu(x, x, **TRITON),
     "packed_gated_silu": lambda x: packed_gated_silu(x, **TRITON),
     "packed_linear_attention": lambda x: packed_linear_attention(
@@ -49,6 +51,7 @@ CALLS = {
     )[0],
     "rms_norm": lambda x: rms_norm(x, x[0, 0, 0], eps=1e-5, gate=x, **TRITON),
     "add_rms_norm": lambda x: sum(add_rms_norm(x, x.square(), x[0, 0, 0], eps=1e-5, **TRITON)),
+    "stream's norm": lambda x: sum(add_rms_norm(x, None, x[0, 0, 0], eps=1e-5, **TRITON)),
     "rotation": lambda x: rotate(x, X[0, :, 0, :4], X[0, :, 1, :4], "half", **TRITON),
     "step_size": lambda x: step_size(x, x[0, 0, 0], **TRITON),
 }
