@@ -5,6 +5,7 @@ stay small, and a command that prints them needs neither pandas nor plotly.
 """
 
 import importlib
+from dataclasses import fields
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,8 +26,11 @@ class Displayed:
         super().__init_subclass__(**options)
         if display is not None:
             cls._display = display
-            # A list of records is a line each. IPython asks the class itself, whose repr it else prefers.
+            # A record is a line, also in a list. IPython and dataclasses ask the class itself, and would
+            # else print every number.
             cls._repr_pretty_ = cls._repr_pretty_
+            if "__repr__" not in cls.__dict__:
+                cls.__repr__ = Displayed._printed
 
     def to_pandas(self) -> "pd.DataFrame":
         """Every number of the record as one table; what was not measured is missing."""
@@ -48,4 +52,15 @@ class Displayed:
         return self._repr_mimebundle_()["text/html"]
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(f"{type(self).__name__}: {' '.join(self._module().words(self))}")
+        printer.text(self._in_words())
+
+    def _printed(self) -> str:
+        try:
+            return self._in_words()
+        except ModuleNotFoundError:
+            # Without pandas: every number.
+            shown = (f"{one.name}={getattr(self, one.name)!r}" for one in fields(self) if one.repr)
+            return f"{type(self).__name__}({', '.join(shown)})"
+
+    def _in_words(self) -> str:
+        return f"{type(self).__name__}: {' '.join(self._module().words(self))}"

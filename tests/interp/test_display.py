@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 import struct
+import sys
 import zlib
 from html.parser import HTMLParser
 from xml.etree import ElementTree
@@ -280,6 +281,16 @@ def test_plain_text_and_lists_stay_short(records):
     printer = type("Printer", (), {"text": lambda self, text: printed.append(text)})()
     records["head"]._repr_pretty_(printer, False)
     assert printed[0].startswith("HeadScore: L1H0 pattern: an induction head") and len(printed[0]) < 200
+    for name in NAMES:
+        # `print` says what a notebook says; a report is its table.
+        own = repr(records[name])
+        assert own.startswith(type(records[name]).__name__) and len(own) < (5000 if name == "report" else 600)
+    assert repr([records["head"]]) == f"[{printed[0]}]"
+
+
+def test_what_is_printed_where_pandas_is_not_installed(records, monkeypatch):
+    monkeypatch.setitem(sys.modules, "interp.display.head", None)
+    assert repr(records["head"]).startswith("HeadScore(layer=1, head=0, unit='head', reading='pattern'")
 
 
 def test_displays_need_no_plotly_script(records):
