@@ -83,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, metavar="N", help="the same as --set training.steps=N")
     parser.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto")
     parser.add_argument("--tensorboard", action="store_true", help="also log to DIR/tensorboard")
-    parser.add_argument("--quiet", action="store_true", help="no progress bar")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
     parser.add_argument("--list", action="store_true", help="print the named runs and end")
     return parser
 
@@ -161,7 +161,7 @@ def _resuming(options: argparse.Namespace) -> str:
 
 
 def _progress(name: str, config, options: argparse.Namespace):
-    from experiments.progress import Bar, Progress, Several, TensorBoard
+    from experiments.progress import Bar, Lines, Progress, Several, TensorBoard
 
     if os.environ.get("RANK", "0") != "0":
         return Progress()
@@ -169,7 +169,8 @@ def _progress(name: str, config, options: argparse.Namespace):
     if options.tensorboard:
         parts.append(TensorBoard(options.out / "tensorboard"))
     if not options.quiet:
-        parts.append(Bar(name, config.training.steps))
+        kind = Bar if sys.stderr is not None and sys.stderr.isatty() else Lines
+        parts.append(kind(name, config.training.steps))
     return Several(*parts)
 
 

@@ -1,5 +1,7 @@
-"""What is shown and logged while training: a bar on stderr, TensorBoard where asked for."""
+"""What is shown and logged while training: a bar or lines on stderr, TensorBoard where asked for."""
 
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,29 @@ class Bar(Progress):
         if "loss_nats" in record:
             shown |= {"loss": f"{record['loss_nats']:.3f}", "speed": f"{record['tokens_per_s']:,.0f}"}
         self._bar.update(self._task, **shown)
+
+
+class Lines(Progress):
+    """Lines on stderr, for a log: at every tenth of the steps, and at least one a minute."""
+
+    N_LINES, EVERY_S = 10, 60.0
+
+    def __init__(self, name: str, total_steps: int, start: int = 0):
+        self._name, self._total, self._said = name, total_steps, start
+        self._at = time.monotonic()
+
+    def update(self, record: dict[str, Any]) -> None:
+        step, now = record["step"], time.monotonic()
+        tenth = step * self.N_LINES // self._total > self._said * self.N_LINES // self._total
+        if "loss_nats" not in record or not (tenth or now - self._at >= self.EVERY_S):
+            return
+        self._said, self._at = step, now
+        print(
+            f"train-lm: {self._name}: step {step:,} of {self._total:,}, loss {record['loss_nats']:.3f} nats, "
+            f"{record['tokens_per_s']:,.0f} tokens/s",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 class TensorBoard(Progress):

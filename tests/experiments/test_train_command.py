@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from small_runs import small_run
 
+from experiments import progress
 from experiments.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,29 @@ def test_a_run_prints_one_line(tiny, tmp_path, capsys):
     captured = capsys.readouterr()
     assert captured.out == captured.err == ""
     assert json.loads((tmp_path / "quiet/run.json").read_text())["config"]["training"]["steps"] == 2
+
+
+def test_a_terminal_gets_a_bar(tiny, tmp_path, capsys, monkeypatch):
+    with progress.Bar("tiny", 10) as bar:
+        bar.update({"step": 10, "loss_nats": 2.0, "tokens_per_s": 1234.5})
+        bar.update({"step": 10, "held_out_loss_nats": 1.0})
+    assert "10/10 loss 2.000 nats 1,234 tokens/s" in capsys.readouterr().err
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main([tiny, "--out", str(tmp_path / "run"), "--device", "cpu"]) == 0
+    assert "4/4 loss" in capsys.readouterr().err
+
+
+def test_a_log_gets_a_line_at_each_tenth_and_each_minute(capsys, monkeypatch):
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    clock = [0.0]
+    lines = progress.Lines("tiny", 1000, start=200)
+    for step, seconds in ((210, 1), (299, 2), (301, 3), (320, 4), (330, 65), (1000, 66)):
+        clock[0] = seconds
+        lines.update({"step": step, "loss_nats": 2.0, "tokens_per_s": 1234.5})
+    lines.update({"step": 1000, "held_out_loss_nats": 1.0})
+    said = [line.split(":")[2] for line in capsys.readouterr().err.splitlines()]
+    assert [words.split()[1] for words in said] == ["301", "330", "1,000"]
+    assert said[0] == " step 301 of 1,000, loss 2.000 nats, 1,234 tokens/s"
 
 
 def test_a_finished_run_resumed_prints_its_line(tiny, tmp_path, capsys):
