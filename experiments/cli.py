@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.typed_command import typed_command
 from interp.interrupt import INTERRUPTED, ended_by_interrupt
-from interp.standard_output import OutputError, printed, say
+from interp.standard_output import OutputError, printed, say, stand_in_for_stderr
 
 DESCRIPTION = "Train a small language model and keep its checkpoints."
 NOT_BEGUN = "train-lm: stopped before training began"
@@ -23,10 +23,14 @@ Several processes: accelerate launch -m experiments.cli RUN --out DIR, or torchr
 
 def main(arguments: list[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    stand_in_for_stderr()
     try:
-        return _run(parser, options, alone=arguments is None)
+        # In a process of its own, until training begins.
+        with ended_by_interrupt(NOT_BEGUN, alone=arguments is None):
+            parser = _parser()
+            options = parser.parse_args(arguments)
+            prepared = _prepared(parser, options)
+        return prepared if isinstance(prepared, int) else _train(*prepared, options)
     except BrokenPipeError:
         # The reader of the list went away (`| head`); nothing more can be said to it.
         return 0
@@ -38,7 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _run(parser: argparse.ArgumentParser, options: argparse.Namespace, *, alone: bool) -> int:
+def _prepared(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int | tuple:
+    """Name and configuration of what is to be trained, all imported; or an exit status."""
     if not options.list and (options.out is None or (options.run is None and not options.resume)):
         parser.error("RUN and --out DIR are needed (or --out DIR --resume, or --list)")
     from models.errors import ConfigError
@@ -56,10 +61,9 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace, *, alone:
             raise
         print(f"train-lm: {error.filename}: {error.strerror}", file=sys.stderr)
         return 2
-    # In a process of its own.
-    with ended_by_interrupt(NOT_BEGUN, alone=alone):
-        import experiments.train  # noqa: F401
-    return _train(name, config, options)
+    import experiments.train  # noqa: F401
+
+    return name, config
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import importlib.util
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
@@ -12,7 +11,7 @@ from interp.device_start import begin_device
 from interp.interrupt import INTERRUPTED, ended_by_interrupt
 from interp.output_files import STDOUT, check_outputs
 from interp.records import SCORES, DetectionReport, to_csv, to_json, write_text
-from interp.standard_output import leave, printed, write_bytes
+from interp.standard_output import leave, printed, stand_in_for_stderr, write_bytes
 from models import without_lens
 
 PROG = "detect-induction"
@@ -40,9 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if alone:
         # Nothing in it hooks a model by means of transformer_lens.
         without_lens()
-    if sys.stderr is None:
-        # Closed (`2>&-`): print would write to stdout instead.
-        sys.stderr = open(os.devnull, "w")
+    stand_in_for_stderr()
     # Imported late: `--help` and wrong usage answer at once.
     from interp.errors import DetectionError
 

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 
@@ -21,7 +20,9 @@ def ended_by_interrupt(said: str, *, alone: bool = True) -> Iterator[None]:
         return
 
     def end(*_: object) -> None:
-        print(said, file=sys.stderr, flush=True)
+        # Whatever becomes of the line: closed, full, or its reader gone.
+        with contextlib.suppress(Exception):
+            os.write(2, f"{said}\n".encode(errors="replace"))
         os._exit(INTERRUPTED)
 
     signal.signal(signal.SIGINT, end)

@@ -215,8 +215,8 @@ def _fit(
             return length, copies
     if n_ids < MIN_PERIOD:
         raise DetectionError(
-            f"vocabulary too small for a probe: {n_ids} usable tokens of {subject.d_vocab}; "
-            f"{MIN_PERIOD} are the least"
+            f"vocabulary too small for a probe: {n_ids} usable tokens of {subject.d_vocab} (not special, and "
+            f"of few those that the evaluation windows hold); {MIN_PERIOD} are the least"
         )
     shortest = (period or MIN_PERIOD) * (repeats or 2) + start
     raise DetectionError(

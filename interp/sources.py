@@ -152,8 +152,8 @@ def open_source(
     path = Path(target)
     if not path.exists():
         if isinstance(target, str) and _HUB_NAME.fullmatch(target):
-            if path.parent.is_dir():
-                raise DetectionError(f"{path} does not exist; {path.parent} is a folder here, not on the hub")
+            if _holds_runs(path.parent):
+                raise DetectionError(f"{path} does not exist; {path.parent} is a folder of runs here")
             from interp.foreign import hub_source
 
             return hub_source(target, steps=steps, device=device, bos=bos, via=via)
@@ -167,6 +167,11 @@ def open_source(
     if not path.is_dir():
         raise DetectionError(f"{path} is a device or a pipe; accepted: {ACCEPTED}")
     return _folder(path, device, bos, via)
+
+
+def _holds_runs(folder: Path) -> bool:
+    """Whether a folder is a run or has runs in it, so that no owner of the hub is meant by its name."""
+    return any(next(folder.glob(inside), None) for inside in ("run.json", "*/run.json", "step_*/config.json"))
 
 
 def _folder(path: Path, device: str, bos: int | None | str, via: str) -> Source:

@@ -51,6 +51,12 @@ def write_bytes(data: bytes) -> None:
         sys.stdout.buffer.write(data)
 
 
+def stand_in_for_stderr() -> None:
+    """Where stderr is closed (`2>&-`), let what is said there go nowhere: print would write it to stdout."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+
+
 def leave(status: int) -> NoReturn:
     """End the process here, what it printed written.
 

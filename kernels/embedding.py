@@ -3,6 +3,7 @@
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from kernels import KernelError
@@ -38,9 +39,18 @@ def embedding(
         raise KernelError(f"{OPERATOR}: tokens are {kind}, accepted is a tensor of torch.int64 or int32")
     if tokens.device != weight.device:
         raise KernelError(f"{OPERATOR}: tokens are on {tokens.device}, but weight is on {weight.device}")
-    unfit = triton_unfit("chunked", {}, weight)
+    unfit = triton_unfit("chunked", {}, weight) or _transform()
     if resolve_backend(OPERATOR, backend, weight, unfit) == "triton":
         from kernels.triton import embedding as fused
 
         return fused.embedding(tokens.flatten(), weight).view(*tokens.shape, weight.shape[1])
     return reference(tokens, weight)
+
+
+def _transform() -> str | None:
+    """A transform of `torch.func` or forward-mode differentiation, which torch's own rows take and ours do
+    not."""
+    if torch.compiler.is_compiling():
+        return None
+    seen = torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    return "a transform of torch.func" if seen else None

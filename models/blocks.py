@@ -109,7 +109,8 @@ class NoNorm(nn.Identity):
     def after_adding(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
         """x + delta, twice."""
         x = added(x, delta)
-        return x, x
+        # Called: PyTorch's own hooks see it.
+        return x, self(x)
 
 
 def make_norm(config: LanguageModelConfig) -> nn.Module:

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from interp.dashboard.progress_line import ProgressLine
 from interp.dashboard.quotation import quoted, whole_number
 from interp.interrupt import INTERRUPTED, ended_by_interrupt
-from interp.standard_output import say
+from interp.standard_output import say, stand_in_for_stderr
 
 PROG = "attention-dashboard"
 NO_PAGE = "interrupted; no page was written"
@@ -20,22 +20,34 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Wrong usage is argparse's: status 2.
     """
-    parser = _parser()
-    options = parser.parse_args(argv)
-    _check_export(parser, options)
-    # Imported late: `--help` and wrong usage answer at once.
+    stand_in_for_stderr()
     try:
-        from interp.dashboard.messages import attempt
-        from interp.dashboard.server import check_host
-    except ModuleNotFoundError as error:
-        return _error(f"{error.name} is not installed; pip install 'beyond-softmax[full]'")
+        return _run(argv)
+    except KeyboardInterrupt:
+        print(f"{PROG}: interrupted", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    def importing() -> AbstractContextManager:
+        return ended_by_interrupt(f"{PROG}: interrupted", alone=argv is None)
+
+    with importing():
+        parser = _parser()
+        options = parser.parse_args(argv)
+        _check_export(parser, options)
+        # Imported late: `--help` and wrong usage answer at once.
+        try:
+            from interp.dashboard.messages import attempt
+            from interp.dashboard.server import check_host
+        except ModuleNotFoundError as error:
+            return _error(f"{error.name} is not installed; pip install 'beyond-softmax[full]'")
 
     act = _serve if options.export is None else _export
-    importing = ended_by_interrupt(f"{PROG}: interrupted", alone=argv is None)
     _, said = attempt(lambda: check_host(options.host, allow_remote=options.allow_remote))
     if said is None:
         try:
-            _, said = attempt(lambda: act(options, importing))
+            _, said = attempt(lambda: act(options, importing()))
         except OSError as error:
             where = f"{error.filename}: " if error.filename else ""
             said = f"{where}{error.strerror or error}"

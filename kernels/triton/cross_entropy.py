@@ -49,17 +49,20 @@ def _cross_entropy_fwd_kernel(
     tl.store(lse_ptr + row, top + tl.log(total))
     tl.store(loss_ptr + row, tl.where(target >= 0, (top - x) + tl.log(total), 0.0))
     if OVERWRITE:
-        scale = tl.where(target >= 0, 1 / total, 0.0)
+        scale = 1 / total
+        # A row without a target counts for nothing, whatever its logits are.
+        counts = target >= 0
         if HELD:
-            tl.store(x_ptr + offs_v, b_exp * scale, mask=offs_v < n_readable)
+            b_softmax = tl.where(counts, b_exp * scale, 0.0)
+            tl.store(x_ptr + offs_v, b_softmax, mask=offs_v < n_readable)
         else:
             for start in tl.range(0, n_class, BLOCK_V):
                 b_x = _logits(x_ptr, start + offs_v, n_class, n_readable)
-                b_softmax = tl.exp(b_x - top) * scale
+                b_softmax = tl.where(counts, tl.exp(b_x - top) * scale, 0.0)
                 tl.store(x_ptr + start + offs_v, b_softmax, mask=start + offs_v < n_readable)
         # The target's own number, once all of the row is written.
         tl.debug_barrier()
-        tl.store(x_ptr + target, tl.exp(x - top) * scale - 1, mask=target >= 0)
+        tl.store(x_ptr + target, tl.exp(x - top) * scale - 1, mask=counts)
 
 
 @triton.jit

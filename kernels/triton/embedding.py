@@ -19,6 +19,8 @@ from kernels.triton.ops import differentiable, operators, register
 # Sorted rows that a program adds up, and pieces that a program of the second pass reads at a time.
 PIECE = 32
 PIECES_AT_ONCE = 8
+# What marks many cotangents that look like one (`is_grads_batched`).
+_BATCHED = torch._C._dispatch_key_parse("Batched")
 
 
 @triton.jit
@@ -135,6 +137,9 @@ def _setup(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def _gradient(ctx: Any, dy: Tensor) -> tuple:
+    if not torch.compiler.is_compiling() and torch._C._dispatch_keys(dy).has(_BATCHED):
+        # Kernels do not see that there are many.
+        return None, dy.new_zeros(ctx.n_token, dy.shape[1]).index_add(0, *ctx.saved_tensors, dy)
     return None, operators.embedding_backward(dy, *ctx.saved_tensors, ctx.n_token)
 
 

@@ -81,8 +81,6 @@ def local(path_or_name: str | Path, revision: str | None = None) -> Path | None:
     looks_local = text.startswith((".", "/", "~")) or text.endswith((".gguf", "/")) or text.count("/") > 1
     if isinstance(path_or_name, Path) or looks_local or not _NAME.fullmatch(text):
         raise CheckpointError(f"{path_or_name} does not exist")
-    if "/" in text and path.parent.is_dir():
-        raise CheckpointError(f"{text} does not exist; {path.parent} is a folder here, not on the hub")
     return None
 
 

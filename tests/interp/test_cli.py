@@ -4,6 +4,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 
@@ -124,10 +125,10 @@ def test_help_is_quick_and_usage_errors_are_two():
 
 def test_paths_that_hold_no_model(tmp_path, capsys, monkeypatch):
     _refused(capsys, tmp_path / "nothing", match="does not exist")
-    (tmp_path / "runs").mkdir()
+    save_model(tmp_path / "runs" / "step_00000001", induction_model())
     monkeypatch.chdir(tmp_path)
-    _refused(capsys, "runs/nothing", match="runs is a folder here, not on the hub")
-    (tmp_path / "runs").rmdir()
+    _refused(capsys, "runs/nothing", match="runs/nothing does not exist; runs is a folder of runs here")
+    shutil.rmtree(tmp_path / "runs")
     _refused(capsys, tmp_path, match="is empty")
     (tmp_path / "notes.txt").write_text("text")
     _refused(capsys, tmp_path, match="holds no model")

@@ -38,6 +38,13 @@ def test_nothing_changes_where_somebody_else_handles_it(before, alone, said):
     assert _ended(before, alone) == (0, said, "")
 
 
+def test_a_line_that_cannot_be_written_ends_the_process_too():
+    script = SCRIPT.format(before="", alone=True).replace("KeyboardInterrupt)", "BaseException)")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=full, text=True)
+    assert (done.returncode, done.stdout) == (130, "")
+
+
 def test_after_the_imports_it_is_an_exception_again():
     script = SCRIPT.replace("os.kill(os.getpid(), signal.SIGINT)\nprint", "pass\nprint")
     done = subprocess.run(

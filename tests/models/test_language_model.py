@@ -247,3 +247,19 @@ def test_compiled_model_gives_the_same_logits():
     assert_close(changed, model.run_with_hooks(tokens, fwd_hooks=hooks))
     assert (changed - plain).abs().max() > 0.1
     assert_close(compiled(tokens), plain)
+
+
+@pytest.mark.parametrize("name", ["softmax", "plain"])
+def test_pytorchs_own_hooks_on_every_norm_are_called(name):
+    """Also on the identity that stands where there is no norm, before the first block and after the last."""
+    model = language_models.build(name)
+    norms = [part for block in model.blocks for part in (block.ln1, getattr(block, "ln2", None)) if part]
+    norms.append(model.ln_final)
+    fired = []
+    for n, norm in enumerate(norms):
+        norm.register_forward_hook(lambda module, args, output, n=n: fired.append(n))
+    model(language_models.tokens())
+    assert fired == list(range(len(norms)))
+    norms[0].register_forward_hook(lambda module, args, output: 0 * output)
+    changed = model(language_models.tokens())
+    assert not torch.allclose(changed, language_models.build(name)(language_models.tokens()))

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("needs TRITON_INTERPRET=1 at start", allow_module_level=True)
 
+from kernels import KernelError
 from kernels.embedding import embedding
 from kernels.triton import embedding as fused
 from kernels.triton import ops
@@ -88,3 +89,20 @@ def test_second_derivative(direct, monkeypatch):
         found.append(torch.autograd.grad(gradient.square().sum(), table)[0])
     assert found[1].abs().max() > 0.1
     torch.testing.assert_close(*found)
+
+
+def test_transforms_take_torchs_own_rows():
+    """By themselves; asked for by name, ours are refused there. Many cotangents at once are added up."""
+    tokens, table = torch.tensor([1, 1, 0]), torch.randn(3, 2)
+
+    def loss(table, backend=None):
+        return embedding(tokens, table, backend=backend).pow(2).sum()
+
+    expected = 2 * table * torch.tensor([[1.0], [2.0], [0.0]])
+    torch.testing.assert_close(torch.func.grad(loss)(table), expected)
+    with pytest.raises(KernelError, match=r"embedding: .*a transform of torch.func"):
+        torch.func.grad(loss)(table, backend="triton")
+    leaf, many = table.clone().requires_grad_(), torch.randn(4, 3, 2)
+    y = embedding(tokens, leaf, backend="triton")
+    (found,) = torch.autograd.grad(y, leaf, many, is_grads_batched=True)
+    torch.testing.assert_close(found, torch.stack([torch.zeros(3, 2).index_add(0, tokens, d) for d in many]))

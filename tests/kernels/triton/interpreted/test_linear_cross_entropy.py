@@ -169,3 +169,17 @@ def test_classes_that_are_ruled_out_first(n_class):
     for ours, theirs in zip(*found, strict=True):
         assert torch.isfinite(ours).all()
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("held", [False, True])
+def test_a_row_without_a_target_counts_for_nothing_whatever_its_logits_are(held, monkeypatch):
+    """Logits of 60,000 and infinity: float16's largest number is 65,504."""
+    monkeypatch.setattr(rows_of_logits, "LARGEST_HELD", 1000 * held)
+    x = torch.tensor([[1.0, 2.0], [300.0, 300.0]]).half().requires_grad_()
+    weight = torch.full((3, 2), 200.0).half()
+    weight[0] = 1
+    weight.requires_grad_()
+    loss = triton(x, weight, torch.tensor([0, -1]))
+    dx, dweight = torch.autograd.grad(loss.sum(), (x, weight))
+    assert loss[1] == 0 and dx[1].tolist() == [0, 0]
+    assert dweight.tolist() == [[-1, -2], [0.5, 1], [0.5, 1]]
