@@ -42,11 +42,11 @@ def test_kernels_compile_without_spills(capability):
     from kernels.triton import embedding as fused
 
     with compile_only(capability) as found:
-        for dtype in (torch.float32, torch.bfloat16):
-            for width in (8, 64, 768):
-                for n_token in (64, 50_000):
-                    tokens = torch.zeros(100, dtype=torch.int64)
-                    fused._backward(torch.empty(100, width, dtype=dtype), tokens, n_token)
+        # The widest block of columns; on one architecture a narrow one of half precision too.
+        calls = (torch.float32, 768, 50_000), (torch.bfloat16, 64, 64)
+        for dtype, width, n_token in calls[: 2 if capability == 90 else 1]:
+            tokens = torch.zeros(100, dtype=torch.int64)
+            fused._backward(torch.empty(100, width, dtype=dtype), tokens, n_token)
     assert {u.kernel for u in found} == {"_embedding_pieces_kernel", "_embedding_spans_kernel"}
     assert [u for u in found if u.stack] == []
 
