@@ -130,15 +130,16 @@ def test_scan(full, seq, channels, d_state, processors, monkeypatch):
     """Lengths that are no whole blocks, channels that fill no warp, more states than one tile holds."""
     monkeypatch.setattr(fused_scan, "processors", lambda device: processors)
     torch.manual_seed(0)
+    batch = 2 if full else 1
     inputs = {
-        "u": torch.randn(2, seq, channels),
-        "dt": torch.rand(2, seq, channels) * (1 if full else 30),
+        "u": torch.randn(batch, seq, channels),
+        "dt": torch.rand(batch, seq, channels) * (1 if full else 30),
         "a": torch.randn(channels, d_state) + (0 if full else 3),
-        "b": torch.randn(2, seq, d_state),
-        "c": torch.randn(2, seq, d_state),
+        "b": torch.randn(batch, seq, d_state),
+        "c": torch.randn(batch, seq, d_state),
         "d": torch.randn(channels) if full else None,
-        "z": torch.randn(2, seq, channels) if full else None,
-        "h": torch.randn(2, channels, d_state) if full else None,
+        "z": torch.randn(batch, seq, channels) if full else None,
+        "h": torch.randn(batch, channels, d_state) if full else None,
     }
 
     def run(function):
