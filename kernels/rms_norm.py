@@ -76,7 +76,7 @@ def rms_norm(
 
 def add_rms_norm(
     x: Float[Tensor, "*batch width"],
-    delta: Float[Tensor, "*batch width"] | None,
+    delta: Float[Tensor, "*batch width"],
     w: Float[Tensor, " width"],
     *,
     eps: float,
@@ -86,8 +86,6 @@ def add_rms_norm(
     """A residual stream with what a layer adds to it, and that sum's norm, in one pass over memory.
 
     Args:
-        delta: None: nothing is added. On a GPU the stream is copied then, and its gradients from both outputs
-            are added up in the backward pass.
         dtype: Of the norm; default that of the sum.
 
     Returns:
@@ -96,16 +94,16 @@ def add_rms_norm(
     Raises:
         KernelError: shapes that disagree, a backend that is not available.
     """
+    check_present(OPERATOR, delta=delta)
     _check(x, w, None, eps, delta)
     unfit = triton_unfit("chunked", {"width": x.shape[-1]}, x, w, delta, limit=LARGEST_WIDTH)
     if resolve_backend(OPERATOR, backend, x, unfit) == "triton":
         from kernels.triton import rms_norm as fused
 
-        wanted = dtype or (x.dtype if delta is None else torch.promote_types(x.dtype, delta.dtype))
-        added = None if delta is None else _rows(delta)
-        total, y = fused.add_rms_norm(_rows(x), added, w, eps, dtype=wanted)
+        wanted = dtype or torch.promote_types(x.dtype, delta.dtype)
+        total, y = fused.add_rms_norm(_rows(x), _rows(delta), w, eps, dtype=wanted)
         return total.view(x.shape), y.view(x.shape)
-    total = x if delta is None else x + delta
+    total = x + delta
     return total, rms_norm(total, w, eps=eps, dtype=dtype, backend="torch")
 
 

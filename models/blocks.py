@@ -71,18 +71,14 @@ class Norm(nn.Module):
         self.hook_normalized = HookPoint()
 
     def after_adding(
-        self, x: Float[Tensor, "*batch d_model"], delta: Float[Tensor, "*batch d_model"] | None
+        self, x: Float[Tensor, "*batch d_model"], delta: Float[Tensor, "*batch d_model"]
     ) -> tuple[Float[Tensor, "*batch d_model"], Float[Tensor, "*batch d_model"]]:
-        """x + delta and its norm; on a GPU in one pass over memory. Without delta x and its norm, whose
-        gradients are added up in one pass there."""
+        """x + delta and its norm; on a GPU in one pass over memory."""
         watched = attached(self, self.hook_scale, self.hook_normalized)
         fused = x.is_cuda and self.kind == "rms" and not watched
-        if delta is None and not (torch.is_grad_enabled() and x.requires_grad):
-            fused = False
-        dtype = x.dtype if delta is None else torch.promote_types(x.dtype, delta.dtype)
-        if fused and dtype == self.w.dtype:
+        if fused and torch.promote_types(x.dtype, delta.dtype) == self.w.dtype:
             return add_rms_norm(x, delta, self.w, eps=self.eps, dtype=working_dtype(x))
-        x = added(x, delta)
+        x = x + delta
         return x, self(x)
 
     def forward(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
@@ -106,9 +102,9 @@ class Norm(nn.Module):
 class NoNorm(nn.Identity):
     """The identity in a norm's place, without hook points."""
 
-    def after_adding(self, x: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    def after_adding(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """x + delta, twice."""
-        x = added(x, delta)
+        x = x + delta
         # Called: PyTorch's own hooks see it.
         return x, self(x)
 
@@ -234,7 +230,7 @@ class Block(nn.Module):
     def _evaluate(self, resid: Tensor, delta: Tensor | None, mix: Callable) -> tuple[Tensor, Tensor | None]:
         if attached(self.hook_resid_pre):
             resid, delta = self.hook_resid_pre(added(resid, delta)), None
-        resid, normed = self.ln1.after_adding(resid, delta)
+        resid, normed = normed_sum(self.ln1, resid, delta)
         delta = self.hook_attn_out(mix(self.attn, normed))
         if self.mlp is not None:
             if self.parallel:
@@ -243,7 +239,7 @@ class Block(nn.Module):
             else:
                 if attached(self.hook_resid_mid):
                     resid, delta = self.hook_resid_mid(resid + delta), None
-                resid, normed = self.ln2.after_adding(resid, delta)
+                resid, normed = normed_sum(self.ln2, resid, delta)
             delta = self.hook_mlp_out(self.mlp(normed))
         if attached(self.hook_resid_post):
             return self.hook_resid_post(resid + delta), None
@@ -253,3 +249,8 @@ class Block(nn.Module):
 def added(resid: Tensor, delta: Tensor | None) -> Tensor:
     """Their sum; resid where there is nothing to add."""
     return resid if delta is None else resid + delta
+
+
+def normed_sum(norm: Norm | NoNorm, resid: Tensor, delta: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The residual stream with what is still to be added, and its norm."""
+    return (resid, norm(resid)) if delta is None else norm.after_adding(resid, delta)

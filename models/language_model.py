@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from models.blocks import Block, added, make_norm
+from models.blocks import Block, added, make_norm, normed_sum
 from models.config import LanguageModelConfig
 from models.embeddings import Embed, PosEmbed, Unembed
 from models.errors import ConfigError
@@ -131,7 +131,7 @@ class LanguageModel(LensSurface):
                 resid, delta = block(resid, lambda mixer, x: mixer(x, form), delta, defer=True)
         if stop_at_layer is not None:
             return added(resid, delta)
-        final = self.ln_final.after_adding(resid, delta)[1]
+        final = normed_sum(self.ln_final, resid, delta)[1]
         # Other forms have second derivatives; on a CPU the numbers of earlier reports stay.
         if return_type == "loss" and final.is_cuda and form is Form.CHUNKED and not attached(self.unembed):
             losses = self._fused_losses(final, tokens)

@@ -1,5 +1,5 @@
-"""RMSNorm on a GPU, of x, of x SiLU(gate) or of a stream x + delta, written in the dtype that is wanted: one
-pass each way.
+"""RMSNorm on a GPU, of x, of x SiLU(gate) or of x + delta, written in the dtype that is wanted: one pass
+each way.
 
 Compared with float64 in Triton's interpreter and on an H200: plain, with a gate and after an addition.
 """
@@ -25,10 +25,9 @@ PROGRAMS = 528
 def _rms_norm_fwd_kernel(
     x_ptr, gate_ptr, delta_ptr, w_ptr, total_ptr, y_ptr, scale_ptr, stride_x_row, stride_gate_row,
     stride_delta_row, n_row, width, eps,
-    HAS_GATE: tl.constexpr, HAS_DELTA: tl.constexpr, HAS_TOTAL: tl.constexpr, BLOCK_R: tl.constexpr,
-    BLOCK_D: tl.constexpr,
+    HAS_GATE: tl.constexpr, HAS_DELTA: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A tile of rows: output, 1 / root mean square, and the stream, with delta where there is one."""
+    """A tile of rows: output, 1 / root mean square, and the sum of x and delta where there is one."""
     offs_r = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
     offs_d = tl.arange(0, BLOCK_D)
     mask = (offs_r < n_row)[:, None] & (offs_d < width)[None, :]
@@ -41,9 +40,7 @@ def _rms_norm_fwd_kernel(
         b_x = b_x * b_gate / (1 + tl.exp(-b_gate))
     if HAS_DELTA:
         delta_ptrs = delta_ptr + offs_r[:, None] * stride_delta_row + offs_d[None, :]
-        b_x += tl.load(delta_ptrs, mask=mask, other=0.0)
-    if HAS_TOTAL:
-        b_total = b_x.to(total_ptr.dtype.element_ty)
+        b_total = (b_x + tl.load(delta_ptrs, mask=mask, other=0.0)).to(total_ptr.dtype.element_ty)
         tl.store(total_ptr + at, b_total, mask=mask)
         b_x = b_total.to(tl.float32)
     b_scale = 1 / tl.sqrt(tl.sum(b_x * b_x, 1) / width + eps)
@@ -109,10 +106,9 @@ def rms_norm(x: Tensor, w: Tensor, eps: float, *, gate: Tensor | None = None, dt
 
 
 def add_rms_norm(
-    x: Tensor, delta: Tensor | None, w: Tensor, eps: float, *, dtype: torch.dtype
+    x: Tensor, delta: Tensor, w: Tensor, eps: float, *, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """[row width] x + delta (None: a copy of x), and that over its root mean square, times the gain w, as
-    `dtype`."""
+    """[row width] x + delta, and that over its root mean square, times the gain w, as `dtype`."""
     return operators.add_rms_norm(x, delta, w, eps, dtype)[:2]
 
 
@@ -126,21 +122,20 @@ def _stride(x: Tensor | None) -> int:
 
 
 def _forward(
-    x: Tensor, gate: Tensor | None, w: Tensor, eps: float, dtype: torch.dtype, delta: Tensor | None = None,
-    total_dtype: torch.dtype | None = None,
-) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    x: Tensor, gate: Tensor | None, w: Tensor, eps: float, dtype: torch.dtype, delta: Tensor | None = None
+) -> tuple[Tensor, Tensor] | tuple[Tensor, Tensor, Tensor]:
     x, gate, delta = rows(x), None if gate is None else rows(gate), None if delta is None else rows(delta)
     n_row, width = x.shape
     y = torch.empty(n_row, width, dtype=dtype, device=x.device)
     scale = torch.empty(n_row, dtype=torch.float32, device=x.device)
     total = None
-    if total_dtype is not None:
-        total = torch.empty(n_row, width, dtype=total_dtype, device=x.device)
+    if delta is not None:
+        total = torch.empty(n_row, width, dtype=torch.promote_types(x.dtype, delta.dtype), device=x.device)
     block = _block(width)
     launch(
         _rms_norm_fwd_kernel, (-(-n_row // block["BLOCK_R"]),), x, gate, delta, w, total, y, scale,
         x.stride(0), _stride(gate), _stride(delta), n_row, width, eps, HAS_GATE=gate is not None,
-        HAS_DELTA=delta is not None, HAS_TOTAL=total is not None, **block,
+        HAS_DELTA=delta is not None, **block,
     )  # fmt: skip
     return (y, scale) if total is None else (total, y, scale)
 
@@ -178,13 +173,9 @@ def _backward(
 
 
 def _add_forward(
-    x: Tensor, delta: Tensor | None, w: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor, delta: Tensor, w: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _forward(x, None, w, eps, dtype, delta, _total_dtype(x, delta))
-
-
-def _total_dtype(x: Tensor, delta: Tensor | None) -> torch.dtype:
-    return x.dtype if delta is None else torch.promote_types(x.dtype, delta.dtype)
+    return _forward(x, None, w, eps, dtype, delta)
 
 
 def _add_backward(
@@ -221,9 +212,9 @@ def _gradient(ctx: Any, dy: Tensor | None, unused: Any) -> tuple:
 
 
 def _fake_add(
-    x: Tensor, delta: Tensor | None, w: Tensor, eps: float, dtype: torch.dtype
+    x: Tensor, delta: Tensor, w: Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor, Tensor]:
-    total = x.new_empty(x.shape, dtype=_total_dtype(x, delta))
+    total = x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, delta.dtype))
     return total, *_fake(x, None, w, eps, dtype)
 
 
@@ -238,7 +229,7 @@ def _fake_add_backward(
 def _setup_add(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.set_materialize_grads(False)
     x, delta, w, *_ = inputs
-    ctx.dtypes = x.dtype, None if delta is None else delta.dtype
+    ctx.dtypes = x.dtype, delta.dtype
     total, _, scale = output
     ctx.save_for_backward(total, w, scale)
 
@@ -247,12 +238,10 @@ def _gradient_add(ctx: Any, dtotal: Tensor | None, dy: Tensor | None, unused: An
     total, w, scale = ctx.saved_tensors
     x_dtype, delta_dtype = ctx.dtypes
     if dy is None:
-        both = (None if dtotal is None or dtype is None else dtotal.to(dtype) for dtype in ctx.dtypes)
+        both = (None, None) if dtotal is None else (dtotal.to(x_dtype), dtotal.to(delta_dtype))
         return *both, None, None, None
-    args = x_dtype, delta_dtype or x_dtype
-    dx, ddelta, dw = operators.add_rms_norm_backward(dy, dtotal, total, w, scale, *args)
-    ddelta = dx if args[0] == args[1] else ddelta
-    return dx, None if delta_dtype is None else ddelta, dw, None, None
+    dx, ddelta, dw = operators.add_rms_norm_backward(dy, dtotal, total, w, scale, x_dtype, delta_dtype)
+    return dx, dx if x_dtype == delta_dtype else ddelta, dw, None, None
 
 
 register(
@@ -269,8 +258,7 @@ register(
 differentiable("rms_norm", _setup, _gradient)
 differentiable_once("rms_norm_backward")
 register(
-    "add_rms_norm(Tensor x, Tensor? delta, Tensor w, float eps, ScalarType dtype) "
-    "-> (Tensor, Tensor, Tensor)",
+    "add_rms_norm(Tensor x, Tensor delta, Tensor w, float eps, ScalarType dtype) -> (Tensor, Tensor, Tensor)",
     _add_forward,
     _fake_add,
 )

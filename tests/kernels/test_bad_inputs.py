@@ -77,7 +77,7 @@ CALLS = {
     "sum's norm": (
         rms_norm.add_rms_norm,
         {"x": heads, "delta": heads, "w": torch.ones(3), "eps": 1e-5},
-        "delta",
+        "",
     ),
     "ssd block": (
         ssd_block.ssd_block,

@@ -51,7 +51,6 @@ CALLS = {
     )[0],
     "rms_norm": lambda x: rms_norm(x, x[0, 0, 0], eps=1e-5, gate=x, **TRITON),
     "add_rms_norm": lambda x: sum(add_rms_norm(x, x.square(), x[0, 0, 0], eps=1e-5, **TRITON)),
-    "stream's norm": lambda x: sum(add_rms_norm(x, None, x[0, 0, 0], eps=1e-5, **TRITON)),
     "rotation": lambda x: rotate(x, X[0, :, 0, :4], X[0, :, 1, :4], "half", **TRITON),
     "step_size": lambda x: step_size(x, x[0, 0, 0], **TRITON),
 }
